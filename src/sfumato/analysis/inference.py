@@ -1,0 +1,170 @@
+"""Class probabilities of many images in bounded memory: of an image set, or of image files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sfumato.analysis.classification import Array
+from sfumato.data import ImageSet
+from sfumato.data.decode import UnreadableError, decode
+from sfumato.data.folder import _images as images_below
+from sfumato.data.progress import progress
+from sfumato.errors import UserError
+from sfumato.training.classifier import Classifier
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable classes of one image file.
+
+    Attributes:
+        file: As it was given, or as it was found.
+        ranked: Names and probabilities, the most probable first.
+    """
+
+    file: Path
+    ranked: tuple[tuple[str, float], ...]
+
+
+def probabilities(classifier: Classifier, images: ImageSet, *, batch: int = 256) -> Array:
+    """Class probabilities `(n, classes)` of an image set that may be larger than the memory."""
+    found = np.empty((len(images), len(classifier.classes)), dtype=np.float32)
+    with progress("evaluating", len(images), unit="images") as advance:
+        for start in range(0, len(images), batch):
+            part = torch.from_numpy(np.array(images.images[start : start + batch]))
+            found[start : start + batch] = classifier.predict(part, batch=batch).numpy()
+            advance(len(part))
+    return found
+
+
+def align_labels(labels: Array, classes: Sequence[str], wanted: Sequence[str]) -> Array:
+    """Labels of data with `classes`, renumbered for a model with the classes `wanted`.
+
+    Raises:
+        UserError: If the two do not have the same names.
+    """
+    missing = [name for name in wanted if name not in set(classes)]
+    strange = [name for name in classes if name not in set(wanted)]
+    if missing or strange:
+        difference = "; ".join(
+            f"{who} has {_some(names)}"
+            for who, names in (("only the model", missing), ("only the data", strange))
+            if names
+        )
+        raise UserError(
+            f"The data has {len(classes)} classes and the model {len(wanted)}, and their names "
+            f"differ: {difference}. Give data with the model's classes."
+        )
+    number = {name: position for position, name in enumerate(wanted)}
+    return np.array([number[name] for name in classes], dtype=np.int64)[labels]
+
+
+def find_images(paths: Sequence[Path]) -> list[Path]:
+    """The files among `paths` as they are, and the images below the folders among them.
+
+    Raises:
+        UserError: If one does not exist, or a folder holds no images.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            below = images_below(path)
+            if not below:
+                raise UserError(f"The folder {path} holds no images, and neither do those in it.")
+            found += below
+        elif path.exists():
+            found.append(path)
+        else:
+            raise UserError(f"There is no file or folder {path}.")
+    return found
+
+
+def predict_files(
+    classifier: Classifier,
+    files: Sequence[Path],
+    *,
+    top: int = 1,
+    batch: int = 256,
+    skipped: Callable[[Path, str], None] | None = None,
+) -> Iterator[Prediction]:
+    """Predict image files one after another, decoded exactly as a folder is for training.
+
+    No more than two batches of images are held at a time.
+
+    Args:
+        classifier: The model.
+        files: Image files.
+        top: How many classes to give for each.
+        batch: Images predicted at once.
+        skipped: Called with each file that cannot be read, and the reason; without it such a file
+            is an error.
+
+    Raises:
+        UserError: If `top` is impossible, a file cannot be read, or the model gives NaN.
+    """
+    classes = classifier.classes
+    if not 1 <= top <= len(classes):
+        raise UserError(
+            f"The {top} most probable classes are impossible: this model has {len(classes)}; give "
+            f"a number from 1 to {len(classes)}."
+        )
+    description = classifier.description
+    work = partial(decode, size=description.size, channels=description.channels)
+    for names, planes in _decoded(files, work, batch, skipped):
+        found = classifier.predict(torch.from_numpy(np.stack(planes)), batch=batch).numpy()
+        for name, row in zip(names, found, strict=True):
+            if not np.isfinite(row).all():
+                raise UserError(
+                    f"The model gives no finite probabilities for {name}: its training diverged."
+                )
+            best = np.argsort(-row, kind="stable")[:top]
+            yield Prediction(name, tuple((classes[k], float(row[k])) for k in best))
+
+
+def _decoded(
+    files: Sequence[Path],
+    work: Callable[[Path], Array],
+    batch: int,
+    skipped: Callable[[Path, str], None] | None,
+) -> Iterator[tuple[list[Path], list[Array]]]:
+    """Batches of files with their images; threads decode the next while one is used."""
+    windows = [files[start : start + batch] for start in range(0, len(files), batch)]
+    pool = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
+
+    def start(index: int) -> list[Future[Array]]:
+        return [pool.submit(work, f) for f in windows[index]] if index < len(windows) else []
+
+    try:
+        coming = start(0)
+        for index, window in enumerate(windows):
+            current, coming = coming, start(index + 1)
+            names: list[Path] = []
+            planes: list[Array] = []
+            for file, future in zip(window, current, strict=True):
+                try:
+                    planes.append(future.result())
+                    names.append(file)
+                except UnreadableError as error:
+                    if skipped is None:
+                        raise UserError(
+                            f"The image {file} cannot be read ({error}): leave it out, or give "
+                            "--skip-unreadable to go on without such images."
+                        ) from None
+                    skipped(file, str(error))
+            if names:
+                yield names, planes
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,54 @@
+"""The command `sfumato`: one small file per verb, no logic that the Python API lacks."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import typer
+from rich.console import Console
+
+from sfumato.errors import UserError
+
+VERBS = ("train", "evaluate", "predict", "budget", "verify", "recipes", "models", "data")
+
+app = typer.Typer(
+    help="Train image classifiers with differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from importlib.metadata import version
+
+        typer.echo(f"sfumato {version('sfumato')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None: ...
+
+
+for _verb in VERBS:
+    importlib.import_module(f"sfumato.cli.{_verb}").register(app)
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one sentence on stderr and exit status 2."""
+    try:
+        app()
+    except UserError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            f"[bold red]error:[/] {str(error).replace('[', chr(92) + '[')}"
+        )
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(1)

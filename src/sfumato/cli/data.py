@@ -1,0 +1,141 @@
+"""`sfumato data`: what image sets there are, what one holds, and how to get one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from sfumato.data import Dataset
+
+_LONGEST_CLASS_TABLE = 30
+
+_ROOT = typer.Option(None, "--data-root", help="Look here first for a named data set.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group `data` to the command."""
+    group = typer.Typer(no_args_is_help=True, help="List, inspect and download image data.")
+    group.command("list")(list_sets)
+    group.command("show")(show)
+    group.command("get")(get)
+    app.add_typer(group, name="data")
+
+
+def list_sets(data_root: Path | None = _ROOT) -> None:
+    """List the data sets known by name and where they were found."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sfumato.data import locate
+    from sfumato.data.catalogue import CATALOGUE
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    for heading in ("images", "classes", "size"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    for entry in CATALOGUE.values():
+        place = "in scikit-learn" if entry.name == "digits" else locate.find(entry, data_root)
+        table.add_row(
+            entry.name,
+            f"{entry.train + entry.test:,}",
+            str(entry.classes),
+            f"{entry.channels}×{entry.size[0]}×{entry.size[1]}",
+            str(place or "not found"),
+        )
+    Console(highlight=False).print(table)
+    searched = ", ".join(str(place) for place in locate.places(data_root))
+    typer.echo(f"\nSearched: {searched}")
+    typer.echo("Get one with `sfumato data get NAME`. A folder of images or an .npz works as well.")
+
+
+def show(
+    data: str = typer.Argument(..., metavar="NAME|PATH", help="A name, a folder or an .npz file."),
+    data_root: Path | None = _ROOT,
+    size: int | None = typer.Option(None, help="Side of the images; their own by default."),
+    channels: int | None = typer.Option(None, help="1 (grey) or 3 (colour)."),
+    validation: float = typer.Option(0.0, help="Fraction of train to set aside for validation."),
+    test_fraction: float = typer.Option(0.2, help="Fraction to set aside if there is no test set."),
+    split_seed: int = typer.Option(0, help="Decides which images are set aside."),
+    skip_unreadable: bool = typer.Option(
+        False, "--skip-unreadable", help="Leave damaged images out instead of refusing them."
+    ),
+    cache: bool = typer.Option(True, help="Keep decoded images in the user's cache."),
+    picture: Path | None = typer.Option(None, help="Write a sheet of samples to this new .png."),
+) -> None:
+    """Show what a data set holds: images per class, size, fingerprint, a sheet of samples."""
+    from sfumato.data import load
+    from sfumato.data.picture import check_new_png, save_sheet
+
+    if picture is not None:
+        check_new_png(picture)
+    dataset = load(
+        data,
+        root=data_root,
+        size=size,
+        channels=channels,
+        validation=validation,
+        test_fraction=test_fraction,
+        split_seed=split_seed,
+        skip_unreadable=skip_unreadable,
+        cache=cache,
+    )
+    _describe(dataset)
+    if picture is not None:
+        save_sheet(dataset, picture)
+        typer.echo(f"Samples: {picture}")
+
+
+def _describe(dataset: Dataset) -> None:
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+
+    parts = dataset.parts()
+    typer.echo(f"{dataset.name}, from {dataset.source}")
+    counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items())
+    typer.echo(f"Images: {counts}")
+    height, width = dataset.size
+    kind = dataset.train.images.dtype.name
+    typer.echo(f"Size: {dataset.channels}×{height}×{width} (channels×height×width), {kind}")
+    typer.echo(f"Normalisation (constants): mean {dataset.mean}, deviation {dataset.std}")
+    typer.echo(f"Fingerprint of train: {dataset.fingerprint()}")
+    for note in dataset.notes:
+        typer.echo(f"Note: {note}")
+    if dataset.skipped:
+        typer.echo(f"Skipped as unreadable: {len(dataset.skipped)}")
+        for path in dataset.skipped:
+            typer.echo(f"  {path}")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("class")
+    for name in parts:
+        table.add_column(name, justify="right", no_wrap=True)
+    classes = len(dataset.classes)
+    per_class = [np.bincount(part.labels, minlength=classes) for part in parts.values()]
+    for label, name in enumerate(dataset.classes[:_LONGEST_CLASS_TABLE]):
+        table.add_row(name, *(f"{count[label]:,}" for count in per_class))
+    typer.echo()
+    Console(highlight=False, markup=False).print(table)
+    if classes > _LONGEST_CLASS_TABLE:
+        low, high = per_class[0].min(), per_class[0].max()
+        typer.echo(
+            f"… {len(dataset.classes)} classes in all, {low:,} to {high:,} train images each."
+        )
+
+
+def get(
+    name: str = typer.Argument(..., help="The data set; see `sfumato data list`."),
+    to: Path | None = typer.Option(
+        None, "--to", help="The data folder; the user's cache by default."
+    ),
+) -> None:
+    """Download a data set, check it and unpack it where it will be found."""
+    from sfumato.data import download
+
+    folder = download.get(name, to=to, say=typer.echo)
+    typer.echo(f"{name} is ready in {folder}.")
+    if to is not None:
+        typer.echo(f"Use it with --data-root {to} or SFUMATO_DATA={to}.")

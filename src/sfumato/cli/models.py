@@ -1,0 +1,112 @@
+"""`sfumato models`: what networks there are, and what one is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from sfumato.models import ModelInfo
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group `models` to the command."""
+    group = typer.Typer(no_args_is_help=True, help="List and inspect the networks.")
+    group.command("list")(list_models)
+    group.command("show")(show)
+    app.add_typer(group, name="models")
+
+
+def list_models() -> None:
+    """List the models with 10 classes: parameters, multiply-accumulates per image, paper."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sfumato import models
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    for heading in ("images", "parameters", "MACs", "published"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("paper", overflow="fold")
+    for name in models.names():
+        entry = models.info(name)
+        channels, *size = entry.input
+        counted = models.summary_of(name, channels=channels, size=(size[0], size[1]))
+        table.add_row(
+            name,
+            "×".join(map(str, entry.input)),
+            f"{counted.parameters:,}",
+            _millions(counted.macs),
+            _published(entry),
+            entry.paper,
+        )
+    Console(highlight=False).print(table)
+    typer.echo(f"\nAlso names of the form {', '.join(models.patterns())}.")
+    typer.echo("MACs: multiply-accumulates per image. More on one with `sfumato models show NAME`.")
+
+
+def show(
+    name: str = typer.Argument(..., help="A model's name, or package.module:function."),
+    classes: int = typer.Option(10, help="Number of classes."),
+    channels: int | None = typer.Option(None, help="Channels of the images."),
+    size: int | None = typer.Option(None, help="Height and width of the images."),
+    set_: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="A model's option."),
+) -> None:
+    """Show a model: its paper, its options, its layers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sfumato import models
+
+    entry = None if ":" in name else models.info(name)
+    usual = entry.input if entry else (3, 32, 32)
+    side = (usual[1], usual[2]) if size is None else (size, size)
+    channels = usual[0] if channels is None else channels
+    options = models.parse_options(name, entry.options if entry else {}, set_)
+    counted = models.summary_of(
+        name, classes=classes, channels=channels, size=side, options=options
+    )
+    console = Console(highlight=False, markup=False)
+    console.print(name)
+    if entry:
+        _describe(console.print, entry)
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layer", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    for heading in ("output", "parameters", "MACs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for layer in counted.layers:
+        shape = "×".join(map(str, layer.output))
+        count = f"{layer.parameters:,}" if layer.parameters else ""
+        macs = f"{layer.macs:,}" if layer.macs else ""
+        table.add_row(layer.name, layer.kind, shape, count, macs)
+    console.print(table)
+    images = "×".join(map(str, (channels, *side)))
+    published = f" (published: {_published(entry)})" if entry and entry.parameters else ""
+    console.print(
+        f"\n{images} images, {classes} classes: {counted.parameters:,} trainable parameters"
+        f"{published}, {_millions(counted.macs)} multiply-accumulates per image"
+    )
+
+
+def _describe(say: Callable[[str], None], entry: ModelInfo) -> None:
+    say(f"paper: {entry.paper}\n\n{entry.doc}\n")
+    if entry.preset:
+        say("fixed: " + ", ".join(f"{key} = {value}" for key, value in entry.preset.items()))
+    say("options (--set option=value):")
+    for key, option in entry.options.items():
+        say(f"  {key} = {option.default}: {option.accepts}")
+    say("")
+
+
+def _published(entry: ModelInfo) -> str:
+    count = entry.parameters
+    return "" if count is None else f"{count:,}" if isinstance(count, int) else count
+
+
+def _millions(macs: int) -> str:
+    return f"{macs / 1e6:,.1f}M"

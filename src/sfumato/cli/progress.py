@@ -1,0 +1,74 @@
+"""Progress on the terminal: a bar where there is one, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+
+from sfumato.training.reporter import Progress, Reporter
+
+console = Console(highlight=False)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def describe(p: Progress) -> str:
+    """The numbers of a step on one line."""
+    parts = [] if math.isinf(p.epsilon) else [f"ε {p.epsilon:.3f}"]
+    if p.loss is not None:
+        parts.append(f"loss {p.loss:.3f}")
+    if p.accuracy is not None:
+        parts.append(f"accuracy {100 * p.accuracy:.1f} %")
+    parts.append(f"{p.views_per_second:,.0f} views/s")
+    parts.append(f"{_duration(p.seconds_left)} left")
+    return " · ".join(parts)
+
+
+class _OnTerminal:
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._task = bar, None
+        self._task: TaskID | None
+
+    def say(self, message: str) -> None:
+        self._bar.console.print(escape(message), soft_wrap=True)
+
+    def show(self, progress: Progress) -> None:
+        if self._task is None:
+            self._task = self._bar.add_task("", total=progress.steps)
+        self._bar.update(self._task, completed=progress.step, description=describe(progress))
+
+
+class _AsLines:
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def say(self, message: str) -> None:
+        print(message, flush=True)
+
+    def show(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last >= 2 or progress.step == progress.steps:
+            self._last = now
+            print(f"step {progress.step}/{progress.steps}  {describe(progress)}", flush=True)
+
+
+@contextmanager
+def watched() -> Iterator[Reporter]:
+    """A reporter that suits where the output goes."""
+    if not console.is_terminal:
+        yield _AsLines()
+        return
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=console) as bar:
+        yield _OnTerminal(bar)

@@ -1,0 +1,61 @@
+"""`sfumato recipes`: list, show and copy the packaged recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from sfumato.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group."""
+    group = typer.Typer(no_args_is_help=True, help="List, show and copy recipes.")
+    group.command("list")(list_recipes)
+    group.command()(show)
+    group.command()(copy)
+    app.add_typer(group, name="recipes")
+
+
+def list_recipes() -> None:
+    """A table of the packaged recipes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sfumato import recipes
+
+    table = Table(box=None, header_style="bold")
+    for column in ("name", "data", "model", "ε", "about"):
+        table.add_column(column, overflow="fold")
+    for name in recipes.packaged():
+        r = recipes.find(name)
+        table.add_row(name, r.data.name, r.model.name, f"{r.privacy.epsilon:g}", r.about)
+    Console().print(table)
+
+
+def show(recipe: str = typer.Argument(help="A packaged recipe or a recipe file.")) -> None:
+    """Print a recipe, complete, with the meaning of every setting."""
+    from sfumato import recipes
+
+    typer.echo(recipes.find(recipe).to_toml(), nl=False)
+
+
+def copy(
+    recipe: str = typer.Argument(help="A packaged recipe or a recipe file."),
+    to: Path = typer.Argument(help="The file to write."),
+) -> None:
+    """Write a recipe to a file of your own, to be changed and trained with."""
+    from sfumato import recipes
+
+    text = recipes.find(recipe).to_toml()
+    if to.is_dir():
+        to = to / f"{recipe.replace('/', '-')}.toml"
+    try:
+        with open(to, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"{to} already exists; choose another name.") from None
+    except OSError as error:
+        raise UserError(f"Cannot write {to}: {error.strerror}.") from None
+    typer.echo(f"Wrote {to}. Train with it: sfumato train {to}")

@@ -1,0 +1,127 @@
+"""`sfumato train`: one command from images and a budget to a private model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sfumato.errors import UserError
+
+if TYPE_CHECKING:
+    from sfumato.recipe import Recipe
+    from sfumato.training.run import Result
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(train)
+
+
+def train(
+    recipe: str = typer.Argument(
+        None, help="A packaged recipe, a recipe file, a folder of images or an .npz file."
+    ),
+    data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
+    model: str = typer.Option(None, help="Model, instead of the recipe's."),
+    epsilon: float = typer.Option(None, help="Privacy budget."),
+    delta: float = typer.Option(None, help="Less than 1 / number of training images."),
+    no_privacy: bool = typer.Option(False, "--no-privacy", help="Train without any privacy."),
+    seed: int = typer.Option(None, help="Makes the run repeatable, noise and all."),
+    set_: list[str] = typer.Option(
+        [], "--set", metavar="SECTION.NAME=VALUE", help="Change any setting of the recipe."
+    ),
+    out: Path = typer.Option(None, help="Run folder to make; runs/NAME-NNN if not given."),
+    resume: Path = typer.Option(None, help="Go on with an interrupted run."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    data_root: Path = typer.Option(None, help="Where to look for data sets first."),
+    physical_batch: int = typer.Option(None, help="Examples processed at once."),
+    skip_unreadable: bool = typer.Option(
+        False, "--skip-unreadable", help="Go on without images that cannot be read."
+    ),
+) -> None:
+    """Train an image classifier with differential privacy.
+
+    Without arguments: a small network on scikit-learn's 8x8 digits at epsilon 3, in seconds.
+    """
+    from sfumato.cli.progress import console, watched
+    from sfumato.recipe import parse_setting
+
+    changes = dict(parse_setting(text) for text in set_)
+    named = {
+        "data.name": data,
+        "model.name": model,
+        "privacy.epsilon": epsilon,
+        "privacy.delta": delta,
+        "privacy.enabled": False if no_privacy else None,
+        "training.seed": seed,
+        "training.physical_batch": physical_batch,
+        "data.skip_unreadable": True if skip_unreadable else None,
+    }
+    changes |= {key: value for key, value in named.items() if value is not None}
+    if resume is not None and (recipe is not None or out is not None):
+        raise UserError("--resume RUN takes the recipe and the folder from the run: give it alone.")
+    chosen = None if resume is not None else _choose(recipe, data, changes)
+
+    from sfumato.training.loop import Stopped
+    from sfumato.training.run import resume as resume_run
+    from sfumato.training.run import train as train_run
+
+    with watched() as reporter:
+        try:
+            if chosen is None:
+                result = resume_run(
+                    resume, changes=changes, root=data_root, device=device, reporter=reporter
+                )
+            else:
+                result = train_run(
+                    chosen, out=out, root=data_root, device=device, reporter=reporter
+                )
+        except Stopped as stopped:
+            console.print(
+                f"Stopped after step {stopped.step}; everything is saved. Go on with:\n"
+                f"  sfumato train --resume {stopped.folder}",
+                soft_wrap=True,
+            )
+            raise typer.Exit(128 + stopped.signal) from None
+    _say_result(result)
+
+
+def _choose(recipe: str | None, data: str | None, changes: dict[str, Any]) -> Recipe:
+    """The recipe that the arguments mean, with their changes made."""
+    from sfumato import recipes
+
+    if recipe is not None and recipe not in recipes.packaged():
+        path = Path(recipe)
+        is_run = (path / "recipe.toml").is_file()
+        if (path.is_dir() and not is_run) or path.suffix == ".npz":
+            if data is not None:
+                raise UserError(f"Both {recipe} and --data {data} name the data: give one of them.")
+            return recipes.for_data(recipe).replace(changes)
+    if recipe is not None:
+        return recipes.find(recipe).replace(changes)
+    return (recipes.for_data(data) if data else recipes.find("digits")).replace(changes)
+
+
+def _say_result(result: Result) -> None:
+    from sfumato.cli.progress import console
+
+    if result.epsilon:
+        other = "rdp" if result.accountant == "pld" else "pld"
+        spent = (
+            f"epsilon {result.epsilon[result.accountant]:.3f} at delta {result.delta:g} "
+            f"({result.accountant.upper()}; {result.epsilon[other]:.3f} by {other.upper()})"
+        )
+    else:
+        spent = "none: this model is not private"
+    if result.not_finite:
+        console.print(
+            f"[yellow]{result.not_finite}[/] times an example was left out of a step because its "
+            "gradient was not finite.",
+            soft_wrap=True,
+        )
+    console.print(f"test accuracy  [bold]{100 * result.test_accuracy:.2f} %[/]", highlight=False)
+    console.print(f"privacy        {spent}", highlight=False, soft_wrap=True)
+    console.print(f"time           {result.seconds:.1f} s, {result.steps} steps", highlight=False)
+    console.print(f"files          {result.folder}", highlight=False, soft_wrap=True)

@@ -1,0 +1,74 @@
+"""Bringing arrays of images to another size or number of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from PIL import Image
+
+from sfumato.data.catalogue import LUMA, constants
+from sfumato.data.decode import cover
+from sfumato.data.imageset import Array, Dataset, ImageSet
+from sfumato.errors import UserError
+
+
+def adapt(dataset: Dataset, *, size: tuple[int, int] | None, channels: int | None) -> Dataset:
+    """The same data set with images of another size or number of channels.
+
+    Sizes change as for image files: scaled to cover, centre cut out. Grey becomes colour by
+    repetition, colour becomes grey by luma (ITU-R 601). Normalisation constants follow.
+    """
+    if channels is not None and channels != dataset.channels:
+        dataset = _mapped(dataset, _channel_change(dataset, channels))
+    if size is not None and size != dataset.size:
+        wanted = size
+        note = f"The images were scaled from {dataset.size[0]}×{dataset.size[1]}."
+        dataset = _mapped(dataset, lambda images: resized(images, wanted))
+        dataset = replace(dataset, notes=(*dataset.notes, note))
+    return dataset
+
+
+def _mapped(dataset: Dataset, change: Callable[[Array], Array]) -> Dataset:
+    def part(images: ImageSet) -> ImageSet:
+        return ImageSet(np.ascontiguousarray(change(images.images)), images.labels)
+
+    train = part(dataset.train)
+    mean, std = constants(dataset.mean, dataset.std, train.images.shape[1])
+    return replace(
+        dataset,
+        train=train,
+        test=part(dataset.test),
+        validation=None if dataset.validation is None else part(dataset.validation),
+        mean=mean,
+        std=std,
+    )
+
+
+def _channel_change(dataset: Dataset, channels: int) -> Callable[[Array], Array]:
+    if (dataset.channels, channels) == (1, 3):
+        return lambda images: np.repeat(images, 3, axis=1)
+    if (dataset.channels, channels) == (3, 1):
+        return _to_grey
+    raise UserError(
+        f"The images of '{dataset.name}' have {dataset.channels} channels and cannot be given "
+        f"{channels}: only grey (1) and colour (3) can be changed into each other."
+    )
+
+
+def _to_grey(images: Array) -> Array:
+    weights = np.array(LUMA, dtype=np.float32)
+    grey = np.empty((len(images), 1, *images.shape[2:]), dtype=images.dtype)
+    for start in range(0, len(images), 1024):
+        block = np.tensordot(images[start : start + 1024].astype(np.float32), weights, (1, 0))
+        grey[start : start + 1024, 0] = np.rint(block) if images.dtype == np.uint8 else block
+    return grey
+
+
+def resized(images: Array, size: tuple[int, int]) -> Array:
+    """Images ``(N, C, H, W)`` at another size; each channel by itself."""
+    result = np.empty((*images.shape[:2], *size), dtype=images.dtype)
+    for index in np.ndindex(images.shape[:2]):
+        result[index] = np.asarray(cover(Image.fromarray(np.asarray(images[index])), size))
+    return result

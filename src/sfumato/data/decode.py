@@ -1,0 +1,136 @@
+"""One image file to one array of bytes, whatever the file's mode, depth, rotation and size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from sfumato.data.imageset import Array
+
+EXTENSIONS = frozenset(
+    f".{name}"
+    for name in (
+        *("jpg", "jpeg", "jpe", "jfif", "png", "bmp", "gif", "tif", "tiff", "webp"),
+        *("ppm", "pgm", "pbm", "pnm"),
+    )
+)
+"""File name endings that count as images."""
+
+_ORIENTATION_TAG = 0x0112
+_GREY_MODES = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"))
+_SIXTEEN_BIT_MODES = frozenset(("I", "I;16", "I;16L", "I;16B", "I;16N"))
+_SIXTEEN_TO_EIGHT = 257
+
+
+class UnreadableError(Exception):
+    """An image that cannot be decoded; the message says why."""
+
+
+class Header(NamedTuple):
+    """What the first bytes of an image file say, with its rotation taken into account."""
+
+    height: int
+    width: int
+    grey: bool
+
+
+def read_header(path: Path) -> Header:
+    """Size and kind of an image, without decoding its pixels."""
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            if _on_its_side(image):
+                width, height = height, width
+            return Header(height, width, _is_grey(image))
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnreadableError(_reason(error)) from error
+
+
+def decode(path: Path, *, size: tuple[int, int], channels: int) -> Array:
+    """An image as ``(channels, height, width)`` bytes.
+
+    The EXIF rotation is applied; transparency is laid on white; 16-bit grey is divided by 257 (a
+    constant: images are never stretched to their own range); of an animation the first frame is
+    taken. Another size is reached by scaling until the image covers ``size`` (bilinear, with
+    antialiasing) and cutting out the centre.
+    """
+    try:
+        with Image.open(path) as image:
+            height, width = size
+            if image.format == "JPEG":
+                side = 2 * max(height, width)
+                image.draft(None, (side, side))
+            image.load()
+            plain = _to_bytes(ImageOps.exif_transpose(image), grey=channels == 1)
+            return to_planes(cover(plain, size))
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnreadableError(_reason(error)) from error
+
+
+def cover(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Scale an image until it covers ``size`` (height, width) and cut out the centre."""
+    height, width = size
+    if image.size == (width, height):
+        return image
+    scale = max(width / image.width, height / image.height)
+    scaled = (max(width, round(image.width * scale)), max(height, round(image.height * scale)))
+    image = image.resize(scaled, Image.Resampling.BILINEAR)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def to_planes(image: Image.Image) -> Array:
+    """A grey or RGB image as ``(C, H, W)``."""
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _on_its_side(image: Image.Image) -> bool:
+    """Whether height and width change places; a PNG is asked only if its header has the answer."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return False
+    return image.getexif().get(_ORIENTATION_TAG, 1) in (5, 6, 7, 8)
+
+
+def _is_grey(image: Image.Image) -> bool:
+    if image.mode != "P":
+        return image.mode in _GREY_MODES
+    palette = image.getpalette("RGB") or []
+    return palette[0::3] == palette[1::3] == palette[2::3]
+
+
+def _to_bytes(image: Image.Image, *, grey: bool) -> Image.Image:
+    if image.mode in _SIXTEEN_BIT_MODES:
+        image = _eight_bits(image)
+    elif image.mode == "F":
+        raise ValueError("floating-point pixels; save it with 8 or 16 bits, or use an .npz file")
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    if image.mode not in ("L", "RGB"):
+        image = image.convert("L" if image.mode == "1" else "RGB")
+    return image.convert("L" if grey else "RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.int64)
+    if values.size and (values.min() < 0 or values.max() > 65535):
+        raise ValueError("more than 16 bits per pixel; save it with 8 or 16 bits")
+    return Image.fromarray(
+        ((values + _SIXTEEN_TO_EIGHT // 2) // _SIXTEEN_TO_EIGHT).astype(np.uint8)
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image, or damaged at its beginning"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

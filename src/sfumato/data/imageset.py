@@ -1,0 +1,145 @@
+"""What every reader returns: images with labels, and a data set made of such parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sfumato.data.split import check_fraction, stratified
+
+Array = npt.NDArray[Any]
+
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images of one size with their labels.
+
+    Attributes:
+        images: ``(N, C, H, W)``, C-contiguous; uint8, or float32 in [0, 1] (NaN allowed). May be a
+            memory map.
+        labels: ``(N,)`` int64, from 0 to the number of classes minus one.
+    """
+
+    images: Array
+    labels: Array
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.dtype not in (np.uint8, np.float32):
+            raise ValueError(
+                f"images must be (N, C, H, W) of uint8 or float32, not {self.images.shape} of "
+                f"{self.images.dtype}"
+            )
+        if self.labels.shape != (len(self.images),) or self.labels.dtype != np.int64:
+            raise ValueError(
+                f"labels must be ({len(self.images)},) of int64, not {self.labels.shape} of "
+                f"{self.labels.dtype}"
+            )
+        if not self.images.flags.c_contiguous:
+            raise ValueError("images must be C-contiguous")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Array) -> ImageSet:
+        """The images at these positions, in this order, copied into memory."""
+        return ImageSet(np.ascontiguousarray(self.images[index]), self.labels[index])
+
+    def chunks(self) -> Iterator[Array]:
+        """The images in consecutive pieces of about 16 MiB, so a memory map is never held whole."""
+        row = max(1, int(np.prod(self.images.shape[1:])) * self.images.itemsize)
+        rows = max(1, _CHUNK_BYTES // row)
+        for start in range(0, len(self), rows):
+            yield self.images[start : start + rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named image classification task: its classes and its parts.
+
+    ``mean`` and ``std`` are fixed public constants, one per channel, on the [0, 1] scale. They come
+    from the catalogue, never from the images that were loaded: a mean computed on private images
+    would be a release outside the privacy mechanism.
+
+    Attributes:
+        name: the catalogue name, or the name of the folder or file.
+        classes: class names; label ``k`` means ``classes[k]``.
+        train: what the model is trained on, and what the privacy guarantee is about.
+        test: held-out images.
+        validation: held-out images for choices made along the way, if there are any.
+        mean: subtracted from each channel.
+        std: divides each channel.
+        skipped: unreadable files that were left out.
+        notes: sentences about choices made while loading, for the user to read.
+        source: where the data was found.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: ImageSet
+    test: ImageSet
+    validation: ImageSet | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != self.channels or len(self.std) != self.channels:
+            raise ValueError(f"mean and std need one value for each of {self.channels} channels")
+        for name, part in self.parts().items():
+            if part.images.shape[1:] != self.train.images.shape[1:]:
+                raise ValueError(f"{name} and train differ in image shape")
+            if part.images.dtype != self.train.images.dtype:
+                raise ValueError(f"{name} and train differ in dtype")
+            if len(part) and not 0 <= part.labels.min() <= part.labels.max() < len(self.classes):
+                raise ValueError(f"{name} has labels outside 0..{len(self.classes) - 1}")
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return int(self.train.images.shape[1])
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return int(self.train.images.shape[2]), int(self.train.images.shape[3])
+
+    def parts(self) -> dict[str, ImageSet]:
+        """The parts that exist, by name, training set first."""
+        parts = {"train": self.train}
+        if self.validation is not None:
+            parts["validation"] = self.validation
+        return parts | {"test": self.test}
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the training set: shape, dtype, labels and pixels, whatever it is called.
+
+        It tells two training sets apart, so that a run is never continued on other data. It is
+        computed from private data: keep it in the run folder, do not publish it.
+        """
+        digest = hashlib.sha256()
+        images = self.train.images
+        digest.update(f"{images.shape} {images.dtype.name}\n".encode())
+        digest.update(np.ascontiguousarray(self.train.labels, dtype="<i8").tobytes())
+        for chunk in self.train.chunks():
+            digest.update(np.ascontiguousarray(chunk, dtype=images.dtype.newbyteorder("<")).data)
+        return digest.hexdigest()
+
+    def split_validation(self, fraction: float, *, seed: int = 0) -> Dataset:
+        """Take a seeded, stratified part out of the training set for validation.
+
+        A data set that has a validation set of its own keeps it and is returned as it is.
+        """
+        check_fraction("validation", fraction, zero=True)
+        if fraction == 0 or self.validation is not None:
+            return self
+        rest, part = stratified(self.train.labels, fraction, seed=seed, purpose="validation")
+        return replace(self, train=self.train.take(rest), validation=self.train.take(part))

@@ -1,0 +1,175 @@
+"""`load`: one function for every data set."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from sfumato.data import locate
+from sfumato.data.adapt import adapt
+from sfumato.data.catalogue import CATALOGUE, HALF, Entry, canonical
+from sfumato.data.cifar import read_cifar
+from sfumato.data.folder import Listing, list_folder, read_listing
+from sfumato.data.idx import read_idx_folder
+from sfumato.data.imagenet import list_imagenette, list_tiny_imagenet
+from sfumato.data.imageset import Dataset, ImageSet
+from sfumato.data.npz import read_npz
+from sfumato.data.split import check_fraction, stratified
+from sfumato.errors import UserError, nearest
+
+_DIGITS_SEED = 0
+_DIGITS_TEST_FRACTION = 0.2
+_LARGEST_SIDE = 4096
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    validation: float = 0.0,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+    skip_unreadable: bool = False,
+    cache: bool = True,
+) -> Dataset:
+    """Load a data set by name, from a folder of images or from an `.npz` file.
+
+    Args:
+        name_or_path: a name (see `sfumato.data.names`), a folder with one folder of images per
+            class, or an `.npz` file. A name wins over a folder of that name; write ``./name``.
+        root: where to look first for a named set; then in $SFUMATO_DATA, the user's cache and
+            /usr/share/datasets.
+        size: side of the images, or (height, width). By default their own; images of several sizes
+            or over 256 become 64×64 (Imagenette: 160×160).
+        channels: 1 (grey) or 3 (colour). By default their own.
+        validation: the fraction of the training set to set aside for validation, where the data has
+            no validation set of its own.
+        test_fraction: the fraction to set aside for testing, where the data has no test set of
+            its own.
+        split_seed: decides which images are set aside.
+        skip_unreadable: leave damaged images out instead of refusing them.
+        cache: keep decoded images in the user's cache, where only their owner can read them.
+
+    Raises:
+        UserError: with a sentence for the user, about the data or the arguments.
+    """
+    shape = _checked_size(size)
+    if channels not in (None, 1, 3):
+        raise UserError(f"channels = {channels} is impossible: give 1 (grey) or 3 (colour).")
+    check_fraction("validation", validation, zero=True)
+    check_fraction("test_fraction", test_fraction)
+    entry = _named(name_or_path)
+    place = _placed(entry, name_or_path, root)
+    if entry is None and place.is_file():
+        dataset = read_npz(place, test_fraction=test_fraction, split_seed=split_seed)
+    elif entry is None or entry.name in ("imagenette", "tiny-imagenet"):
+        return read_listing(
+            _listing(entry, place),
+            name=entry.name if entry else place.resolve().name,
+            size=shape or (entry.size if entry else None),
+            channels=channels or (entry.channels if entry else None),
+            mean=entry.mean if entry else (HALF,),
+            std=entry.std if entry else (HALF,),
+            validation=validation,
+            test_fraction=test_fraction,
+            split_seed=split_seed,
+            skip_unreadable=skip_unreadable,
+            cache=cache,
+        )
+    else:
+        dataset = _read_arrays(entry, place)
+    return adapt(dataset, size=shape, channels=channels).split_validation(
+        validation, seed=split_seed
+    )
+
+
+def _checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else size
+    if not (1 <= height <= _LARGEST_SIDE and 1 <= width <= _LARGEST_SIDE):
+        raise UserError(
+            f"An image size of {height}×{width} is impossible: give sides from 1 to "
+            f"{_LARGEST_SIDE}."
+        )
+    return int(height), int(width)
+
+
+def _named(name_or_path: str | os.PathLike[str]) -> Entry | None:
+    known = canonical(name_or_path) if isinstance(name_or_path, str) else None
+    return CATALOGUE[known] if known else None
+
+
+def _placed(
+    entry: Entry | None,
+    name_or_path: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None,
+) -> Path:
+    if entry is not None:
+        return Path() if entry.name == "digits" else locate.require(entry, root)
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix.lower() != ".npz":
+            raise UserError(f"{path} is not an .npz file: give an .npz or a folder of images.")
+        return path
+    text = os.fspath(name_or_path)
+    if isinstance(name_or_path, str) and not (os.sep in text or text.startswith(("~", "."))):
+        raise UserError(
+            f"There is no data set and no file or folder called '{text}'."
+            f"{nearest(text, CATALOGUE)} Known are: {', '.join(CATALOGUE)}; or give a folder of "
+            "images or an .npz file."
+        )
+    raise UserError(f"{path} does not exist: give a folder of images or an .npz file.")
+
+
+def _listing(entry: Entry | None, place: Path) -> Listing:
+    if entry is not None:
+        return list_imagenette(place) if entry.name == "imagenette" else list_tiny_imagenet(place)
+    for known in CATALOGUE.values():
+        if place.resolve().name in {Path(folder).name for folder in known.folders} - {
+            "raw"
+        } and any((place / marker).is_file() for marker in known.markers):
+            raise UserError(
+                f"{place} holds the files of '{known.name}': give the name {known.name} with "
+                f"--data-root {place.parent} instead of the folder."
+            )
+    return list_folder(place)
+
+
+def _read_arrays(entry: Entry, place: Path) -> Dataset:
+    classes = entry.class_names
+    if entry.name == "digits":
+        train, test = _read_digits()
+    elif entry.name in ("cifar10", "cifar100"):
+        train, test, classes = read_cifar(place, entry.name)
+    else:
+        train, test = read_idx_folder(place, classes=entry.classes)
+    return Dataset(
+        name=entry.name,
+        classes=classes,
+        train=train,
+        test=test,
+        validation=None,
+        mean=entry.mean,
+        std=entry.std,
+        source="scikit-learn" if entry.name == "digits" else str(place),
+    )
+
+
+def _read_digits() -> tuple[ImageSet, ImageSet]:
+    """scikit-learn's 8×8 digits, 0..16 scaled to bytes, with one fixed 80/20 split."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    images = np.rint(raw.images * (255 / 16)).astype(np.uint8)[:, None]
+    whole = ImageSet(np.ascontiguousarray(images), raw.target.astype(np.int64))
+    rest, part = stratified(
+        whole.labels, _DIGITS_TEST_FRACTION, seed=_DIGITS_SEED, purpose="digits"
+    )
+    return whole.take(rest), whole.take(part)

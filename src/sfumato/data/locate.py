@@ -1,0 +1,80 @@
+"""Finding a named data set among the places where people keep them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from sfumato.data.catalogue import Entry
+from sfumato.errors import UserError
+
+SYSTEM_FOLDER = Path("/usr/share/datasets")
+
+
+def cache_folder() -> Path:
+    """The user's cache: downloads lie here, and decoded images in ``decoded/``."""
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("sfumato"))
+
+
+def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The folders that are searched: ``root``, $SFUMATO_DATA, the user's cache, the system's."""
+    found = []
+    if root is not None:
+        folder = Path(root).expanduser()
+        if not folder.is_dir():
+            raise UserError(
+                f"The data folder {folder} does not exist: give the folder that holds the data set."
+            )
+        found.append(folder)
+    variable = os.environ.get("SFUMATO_DATA", "")
+    found += [Path(part).expanduser() for part in variable.split(os.pathsep) if part]
+    return [*found, cache_folder(), SYSTEM_FOLDER]
+
+
+def find(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder or archive that holds a data set, or None if no place has it.
+
+    A place may be the parent of the set's own folder or that folder itself: for MNIST, with the
+    files in ``data/MNIST/raw``, each of ``data``, ``data/MNIST`` and ``data/MNIST/raw`` will do.
+    """
+    for place in places(root):
+        for folder in _candidates(place, entry.folders):
+            if any((folder / marker).exists() for marker in entry.markers):
+                return folder
+        for archive in _candidates(place, entry.archives):
+            if archive.is_file():
+                return archive
+    return None
+
+
+def require(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path:
+    """As `find`, with a UserError that names every place searched and the file expected."""
+    found = find(entry, root)
+    if found is not None:
+        return found
+    searched = ", ".join(str(place) for place in places(root))
+    unpacked = [
+        place / download.path
+        for place in places(root)
+        for download in entry.downloads
+        if (place / download.path).is_file()
+    ]
+    hint = f" The archive {unpacked[0]} is there but not unpacked." if unpacked else ""
+    to = f" --to {unpacked[0].parent}" if unpacked else ""
+    raise UserError(
+        f"The data set '{entry.name}' was not found: {entry.expected} is in none of {searched}."
+        f"{hint} Run `sfumato data get {entry.name}{to}`, or name the folder that holds it with "
+        "--data-root or $SFUMATO_DATA."
+    )
+
+
+def _candidates(place: Path, relatives: tuple[str, ...]) -> Iterator[Path]:
+    for relative in relatives:
+        parts = Path(relative).parts
+        yield place / relative
+        for length in range(1, len(parts) + 1):
+            if place.parts[-length:] == parts[:length]:
+                yield place.joinpath(*parts[length:])

@@ -1,0 +1,67 @@
+"""A sheet of sample images, one row per class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from sfumato.data.imageset import Array, Dataset
+from sfumato.errors import UserError
+
+_COLUMNS = 10
+_ROWS = 20
+_SMALLEST_CELL = 48
+_GAP = 4
+_NAME_WIDTH = 140
+
+
+def sheet(dataset: Dataset) -> Image.Image:
+    """The first training images of each class, up to ten of each and twenty classes."""
+    height, width = dataset.size
+    zoom = max(1, _SMALLEST_CELL // max(height, width))
+    cell_height, cell_width = height * zoom + _GAP, width * zoom + _GAP
+    classes = dataset.classes[:_ROWS]
+    canvas = Image.new(
+        "RGB", (_NAME_WIDTH + _COLUMNS * cell_width, len(classes) * cell_height + _GAP), "white"
+    )
+    pen = ImageDraw.Draw(canvas)
+    for label, name in enumerate(classes):
+        top = _GAP + label * cell_height
+        text = name if len(name) <= 20 else name[:19] + "…"
+        pen.text((_GAP, top + cell_height // 2), text, fill="black", anchor="lm")
+        for column, position in enumerate(np.flatnonzero(dataset.train.labels == label)[:_COLUMNS]):
+            image = _viewable(dataset.train.images[position])
+            image = image.resize((width * zoom, height * zoom), Image.Resampling.NEAREST)
+            canvas.paste(image, (_NAME_WIDTH + column * cell_width, top))
+    return canvas
+
+
+def check_new_png(path: Path) -> None:
+    """Refuse a path that is not a new `.png` file, before any work is done for it."""
+    if path.suffix.lower() != ".png":
+        raise UserError(f"The picture {path} must be a .png file.")
+    if path.exists():
+        raise UserError(f"{path} exists already: give another name, nothing is overwritten.")
+    if not path.parent.is_dir():
+        raise UserError(f"The folder {path.parent} does not exist: create it first.")
+
+
+def save_sheet(dataset: Dataset, path: Path) -> None:
+    """Write the sheet as a new PNG file; an existing file is never overwritten."""
+    check_new_png(path)
+    image = sheet(dataset)
+    try:
+        with open(path, "xb") as file:
+            image.save(file, "PNG")
+    except OSError as error:
+        raise UserError(f"The picture {path} cannot be written ({error.strerror}).") from error
+
+
+def _viewable(planes: Array) -> Image.Image:
+    if planes.dtype != np.uint8:
+        planes = np.rint(np.nan_to_num(planes) * 255).astype(np.uint8)
+    if planes.shape[0] == 3:
+        return Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
+    return Image.fromarray(np.ascontiguousarray(planes[0])).convert("RGB")

@@ -1,0 +1,32 @@
+"""The models: one file per family; importing this package imports them all, and so registers them.
+
+`create` builds a model from its name, `names` and `info` look in the registry, `summary` counts.
+To add a model, put one file with one `@register(...)` here (docs/adding-a-model.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from sfumato.models._options import parse_options
+from sfumato.models._summary import Layer, Summary, summary, summary_of
+from sfumato.models.registry import ModelInfo, create, info, names, patterns, register
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = [
+    "Layer",
+    "ModelInfo",
+    "Summary",
+    "create",
+    "info",
+    "names",
+    "parse_options",
+    "patterns",
+    "register",
+    "summary",
+    "summary_of",
+]

@@ -1,0 +1,96 @@
+"""Models that live outside the package, named `package.module:function`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import nn
+
+from sfumato.errors import UserError, nearest
+
+
+def build_outside(
+    name: str, arguments: Mapping[str, object], options: Mapping[str, object]
+) -> nn.Module:
+    """Import `package.module:function` and call it.
+
+    The function gets those of `classes`, `channels` and `size` (height, width) that it takes, and
+    every option, which it must take. The module may lie in the current folder.
+
+    Raises:
+        UserError: The name cannot be imported, is not a Python function or class, refuses the
+            arguments, or does not return an `nn.Module`.
+    """
+    build = _load(name)
+    accepted = inspect.signature(build).parameters
+    everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    keywords = [
+        key for key, p in accepted.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    for key in options:
+        if key not in keywords and not everything:
+            raise UserError(
+                f"The model '{name}' has no option '{key}'.{nearest(key, keywords)} "
+                f"Its arguments: {', '.join(keywords) or 'none'}."
+            )
+    given = {key: arguments[key] for key in arguments if key in keywords or everything}
+    given.update(options)
+    for key, parameter in accepted.items():
+        named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        required = parameter.default is parameter.empty
+        if required and key not in given and (named or parameter.kind is parameter.POSITIONAL_ONLY):
+            raise UserError(
+                f"The model '{name}' needs a value for its argument '{key}': give it as an option "
+                "of the model, or give the argument a default."
+            )
+    model = build(**given)
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"The model '{name}' returned {type(model).__name__}, but must return a "
+            "torch.nn.Module."
+        )
+    return model
+
+
+def _load(name: str) -> Callable[..., object]:
+    module_name, _, function = name.partition(":")
+    if not module_name or not function.isidentifier():
+        raise UserError(f"'{name}' does not name a model: write package.module:function.")
+    try:
+        with _current_folder_last():
+            module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UserError(
+            f"The module '{module_name}' of the model '{name}' cannot be imported "
+            f"({type(error).__name__}: {error}): run from the folder that holds it, or install it."
+        ) from error
+    if not hasattr(module, function):
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise UserError(
+            f"The module '{module_name}' has no function '{function}'.{nearest(function, public)}"
+        )
+    build = getattr(module, function)
+    if not (inspect.isfunction(build) or inspect.isclass(build)):
+        raise UserError(
+            f"'{name}' is {type(build).__name__}, but must be a Python function or class that "
+            "returns a torch.nn.Module."
+        )
+    return build
+
+
+@contextlib.contextmanager
+def _current_folder_last() -> Iterator[None]:
+    folder = os.getcwd()
+    added = folder not in sys.path and "" not in sys.path
+    if added:
+        sys.path.append(folder)
+    try:
+        yield
+    finally:
+        if added and folder in sys.path:
+            sys.path.remove(folder)

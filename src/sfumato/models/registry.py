@@ -1,0 +1,186 @@
+"""The model registry: a name, a paper and a builder function; one decorator adds a model.
+
+A builder is a function with keyword-only arguments `classes`, `channels`, `size` (height, width)
+and the model's options, each annotated and with a default, that returns an `nn.Module` from
+(B, C, H, W) images to (B, classes) logits. Options are checked against their annotations before the
+builder is called, so that a misspelt option or a wrong value is one sentence and not a traceback.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from torch import nn
+
+from sfumato.errors import UserError, nearest
+from sfumato.models._options import Option, check_options, declared_options
+from sfumato.models._outside import build_outside
+
+Builder = Callable[..., nn.Module]
+F = TypeVar("F", bound=Builder)
+
+_ARGUMENTS = ("classes", "channels", "size")
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the registry knows of a model.
+
+    Attributes:
+        name: The name that `create` takes; `{depth}`-like fields stand for whole numbers.
+        paper: The paper that describes it.
+        parameters: The published number of trainable parameters, as the paper writes it.
+        input: Channels, height and width for which the published number holds.
+        minimum: The smallest height and width that the model accepts.
+        preset: The options that the name fixes.
+        options: The options that remain to be chosen.
+        doc: The builder's docstring.
+        family: The module that defines it.
+        build: The builder.
+    """
+
+    name: str
+    paper: str
+    parameters: int | str | None
+    input: tuple[int, int, int]
+    minimum: int
+    preset: Mapping[str, object]
+    options: Mapping[str, Option]
+    doc: str
+    family: str
+    build: Builder = field(repr=False)
+
+
+_MODELS: dict[str, ModelInfo] = {}
+_PATTERNS: dict[str, ModelInfo] = {}
+
+
+def register(
+    name: str,
+    *,
+    paper: str,
+    parameters: int | str | None = None,
+    input: tuple[int, int, int] = (3, 32, 32),
+    minimum: int = 1,
+    preset: Mapping[str, object] | None = None,
+) -> Callable[[F], F]:
+    """Add the decorated builder to the registry; stack decorators for several names.
+
+    Args:
+        name: The model's name. A name with fields, such as `wrn-{depth}-{width}`, stands for every
+            name of that form not registered itself; each field is an integer option of the builder.
+        paper: The paper that describes the model, as a reader would cite it.
+        parameters: The published number of trainable parameters (a string where it is rounded).
+        input: Channels, height and width for which the published number holds.
+        minimum: The smallest height and width that the model accepts.
+        preset: Options that this name fixes.
+    """
+
+    def add(build: F) -> F:
+        options = declared_options(build, skip=_ARGUMENTS)
+        fixed = dict(preset or {})
+        fields = _FIELD.findall(name)
+        unknown = [key for key in [*fixed, *fields] if key not in options]
+        if unknown:
+            raise TypeError(f"{build.__qualname__} has no option {unknown[0]!r} for model {name!r}")
+        table = _PATTERNS if fields else _MODELS
+        if name in table:
+            raise ValueError(
+                f"the model {name!r} is registered twice: also in {table[name].family}"
+            )
+        table[name] = ModelInfo(
+            name=name,
+            paper=paper,
+            parameters=parameters,
+            input=input,
+            minimum=minimum,
+            preset=fixed,
+            options={k: v for k, v in options.items() if k not in fixed and k not in fields},
+            doc=inspect.getdoc(build) or "",
+            family=build.__module__,
+            build=build,
+        )
+        return build
+
+    return add
+
+
+def names() -> list[str]:
+    """The registered names, sorted; `patterns()` gives the forms that stand for more."""
+    return sorted(_MODELS)
+
+
+def patterns() -> list[str]:
+    """The registered name forms, such as `wrn-{depth}-{width}`."""
+    return sorted(_PATTERNS)
+
+
+def info(name: str) -> ModelInfo:
+    """What the registry knows of `name`.
+
+    Raises:
+        UserError: No model has that name.
+    """
+    if name in _MODELS:
+        return _MODELS[name]
+    for form, entry in _PATTERNS.items():
+        expression = _FIELD.sub(r"(?P<\1>[0-9]+)", form)
+        if match := re.fullmatch(expression, name):
+            fixed = {key: int(value) for key, value in match.groupdict().items()}
+            return replace(entry, name=name, preset={**entry.preset, **fixed})
+    forms = "".join(f", {form}" for form in patterns())
+    hint = nearest(name, names())
+    raise UserError(
+        f"There is no model '{name}'.{hint} Known models: {', '.join(names())}{forms}; "
+        "or give a function of your own as 'package.module:function'."
+    )
+
+
+def create(
+    name: str,
+    *,
+    classes: int = 10,
+    channels: int = 3,
+    size: int | tuple[int, int] = 32,
+    **options: object,
+) -> nn.Module:
+    """Build a model from its name.
+
+    Args:
+        name: A registered name (`names()`), a name of a registered form (`wrn-28-10`), or
+            `package.module:function` for a function of your own that returns an `nn.Module`.
+        classes: The number of classes, the width of the logits.
+        channels: The channels of the images.
+        size: The height and width of the images, or one number for both.
+        **options: The model's own options, as `info(name).options` lists them; others are refused.
+
+    Returns:
+        The network, in training mode, initialised from torch's global random generator.
+
+    Raises:
+        UserError: An unknown name or option, a value that is not accepted, or too small an image.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    counts = {"classes": classes, "channels": channels, "height": height, "width": width}
+    for key, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(
+                f"{key} must be a whole number of at least 1 for a model, not {value!r}."
+            )
+    arguments = {"classes": classes, "channels": channels, "size": (height, width)}
+    if ":" in name:
+        return build_outside(name, arguments, options)
+    entry = info(name)
+    if min(height, width) < entry.minimum:
+        raise UserError(
+            f"The model '{name}' needs images of at least {entry.minimum}x{entry.minimum} pixels, "
+            f"not {height}x{width}: resize the images or choose another model."
+        )
+    chosen = check_options(name, entry.options, entry.preset, options)
+    model: nn.Module = entry.build(**arguments, **entry.preset, **chosen)
+    return model

@@ -1,0 +1,123 @@
+"""SmoothNet and the family of its component study (Remerscheid et al., 2022).
+
+Trainable parameters on 3x32x32 images with 10 classes: width 8, depth 5 (the published network)
+3 391 853; width 4, depth 5 1 009 149; width 1, depth 1 101 017.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sfumato import nn as layers
+from sfumato.errors import UserError
+from sfumato.models.registry import register
+from sfumato.nn import Init, Norm, NormOrder
+
+Links = Literal["dense", "residual", "plain"]
+Pooling = Literal["max", "average", "none"]
+
+
+class Stage(nn.Module):
+    """Blocks of `width` channels: each sees all earlier outputs, adds to its input, or neither.
+
+    Attributes:
+        channels: The channels of the output, concatenated where the links are dense.
+    """
+
+    def __init__(self, blocks: list[nn.Module], *, into: int, width: int, links: Links) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.links = links
+        self.channels = into + len(blocks) * width if links == "dense" else width
+        project = links == "residual" and into != width
+        self.skip = nn.Conv2d(into, width, 1, bias=False) if project else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the blocks."""
+        for index, block in enumerate(self.blocks):
+            y = block(x)
+            if self.links == "dense":
+                x = torch.cat([x, y], dim=1)
+            elif self.links == "residual":
+                x = y + (self.skip(x) if index == 0 else x)
+            else:
+                x = y
+        return x
+
+
+class LastChannels(nn.Module):
+    """Keep the last `channels` channels only: the output of the last block."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop the earlier channels."""
+        return x[:, -self.channels :]
+
+
+@register("smoothnet", paper="Remerscheid et al. (2022)", parameters="3.4M", minimum=4)
+def smoothnet(
+    *,
+    classes: int,
+    channels: int,
+    size: tuple[int, int],
+    width: int = 8,
+    depth: int = 5,
+    links: Links = "dense",
+    norm: Norm = "group",
+    groups: int = 8,
+    pooling: Pooling = "max",
+    activation: str = "selu",
+    norm_order: NormOrder = "norm-activation",
+    init: Init = "xavier",
+) -> nn.Module:
+    """Two stages of `depth` blocks (convolution, 3x3 pool of stride 1, norm, activation).
+
+    The blocks have 8 * `width` channels in the first stage and 16 * `width` in the second; between
+    the stages a 1x1 convolution halves the channels. The second stage's last block is pooled to
+    4x4 positions and classified by three linear layers. With `residual` links the first block of a
+    stage has a 1x1 convolution on its skip path.
+    """
+    if width < 1 or depth < 1:
+        raise UserError("SmoothNet needs a width and a depth of at least 1.")
+
+    def block(into: int, out: int) -> nn.Module:
+        pool: dict[str, list[nn.Module]] = {
+            "max": [nn.MaxPool2d(3, stride=1, padding=1)],
+            "average": [nn.AvgPool2d(3, stride=1, padding=1)],
+            "none": [],
+        }
+        return nn.Sequential(
+            nn.Conv2d(into, out, 3, padding=1, bias=False),
+            *pool[pooling],
+            *layers.normalised(norm_order, layers.norm(norm, out, groups=groups), activation),
+        )
+
+    def stage(into: int, out: int) -> Stage:
+        later = [into + index * out if links == "dense" else out for index in range(1, depth)]
+        blocks = [block(seen, out) for seen in (into, *later)]
+        return Stage(blocks, into=into, width=out, links=links)
+
+    first = stage(channels, 8 * width)
+    between = max(1, first.channels // 2)
+    net = nn.Sequential(
+        first,
+        nn.Conv2d(first.channels, between, 1, bias=False),
+        nn.AvgPool2d(2),
+        stage(between, 16 * width),
+        nn.AvgPool2d(2),
+        LastChannels(16 * width),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(16 * 16 * width, 256),
+        layers.activation(activation),
+        nn.Linear(256, 128),
+        layers.activation(activation),
+        nn.Linear(128, classes),
+    )
+    return layers.initialise(net, init)

@@ -1,0 +1,80 @@
+"""Activations by name, with the tempered sigmoid of Papernot et al. (2019, 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import UserError, nearest
+
+
+class TemperedSigmoid(nn.Module):
+    """The bounded activation s * sigmoid(T * x) - o; s = 2, T = 2, o = 1 is tanh.
+
+    Bounded activations keep the gradients of an example small, so that clipping discards less.
+    """
+
+    def __init__(
+        self, *, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.scale, self.temperature, self.offset = scale, temperature, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the activation elementwise."""
+        return self.scale * torch.sigmoid(self.temperature * x) - self.offset
+
+    def extra_repr(self) -> str:
+        """The three constants."""
+        return f"scale={self.scale}, temperature={self.temperature}, offset={self.offset}"
+
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "mish": nn.Mish,
+    "none": nn.Identity,
+    "relu": nn.ReLU,
+    "selu": nn.SELU,
+    "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "tempered-sigmoid": TemperedSigmoid,
+}
+
+
+def activation_names() -> list[str]:
+    """The names that `activation` knows."""
+    return sorted(_ACTIVATIONS)
+
+
+def activation(name: str) -> nn.Module:
+    """A new activation module.
+
+    Args:
+        name: One of `activation_names()`. The tempered sigmoid takes its constants s, T, o after a
+            colon: `tempered-sigmoid:1.58,3,0.71`.
+
+    Raises:
+        UserError: An unknown name, or constants that are not three numbers.
+    """
+    kind, _, constants = name.partition(":")
+    if kind not in _ACTIVATIONS:
+        raise UserError(
+            f"There is no activation '{name}'.{nearest(kind, _ACTIVATIONS)} "
+            f"Known activations: {', '.join(activation_names())}."
+        )
+    if not constants:
+        return _ACTIVATIONS[kind]()
+    try:
+        scale, temperature, offset = (float(part) for part in constants.split(","))
+    except ValueError:
+        scale = float("nan")
+    if kind != "tempered-sigmoid" or scale != scale:
+        raise UserError(
+            f"The activation '{name}' cannot be read: only the tempered sigmoid takes constants, "
+            "three numbers s,T,o as in 'tempered-sigmoid:2,2,1'."
+        )
+    return TemperedSigmoid(scale=scale, temperature=temperature, offset=offset)

@@ -1,0 +1,109 @@
+"""Weight standardisation of convolutions (Qiao et al., 2019), as a parametrisation of the weight.
+
+The module stays an ordinary `nn.Conv2d`: its `weight` is a function of the raw weight
+`parametrizations.weight.original` and of the gain `parametrizations.weight[0].gain`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from sfumato.errors import UserError
+
+Form = Literal["de", "plain"]
+
+_TINY = 1e-20
+"""A floor under the variance of the plain form, whose root has no gradient at 0."""
+
+
+class WeightStandardisation(nn.Module):
+    """Standardise each filter of a convolution over its fan-in.
+
+    With m and v the mean and (biased) variance of the raw filter w over its n entries:
+
+    - `de`, of De et al. (2022): gain * (w - m) / sqrt(max(n * v, eps)), a filter of norm `gain`;
+    - `plain`, of Radhakrishna and Hegde (2024): gain * (w - m) / (sqrt(v) + eps), entries of
+      standard deviation `gain`.
+
+    Attributes:
+        form: The form.
+        eps: Its constant.
+        gain: One learnable factor per filter, shaped (filters,), or None for a gain of 1.
+    """
+
+    gain: nn.Parameter | None
+
+    def __init__(self, filters: int, *, form: Form, gain: bool, eps: float) -> None:
+        super().__init__()
+        self.form: Form = form
+        self.eps = eps
+        self.register_parameter("gain", nn.Parameter(torch.ones(filters)) if gain else None)
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """The standardised weight."""
+        flat = raw.flatten(1)
+        centred = flat - flat.mean(1, keepdim=True)
+        if self.form == "de":
+            scale = centred.square().sum(1, keepdim=True).clamp_min(self.eps).rsqrt()
+        else:
+            variance = centred.square().mean(1, keepdim=True)
+            scale = 1 / (variance.clamp_min(_TINY).sqrt() + self.eps)
+        if self.gain is not None:
+            scale = scale * self.gain.unsqueeze(1)
+        return (centred * scale).view_as(raw)
+
+    def extra_repr(self) -> str:
+        """The form and its constants."""
+        return f"form={self.form}, gain={self.gain is not None}, eps={self.eps}"
+
+
+def standardised(
+    conv: nn.Conv2d, *, form: Form = "de", gain: bool = True, eps: float | None = None
+) -> nn.Conv2d:
+    """Standardise the weight of a convolution; the convolution itself is returned.
+
+    The raw weight is drawn anew with standard deviation 1/sqrt(fan_in), so that the gradient of the
+    raw weight is as large as that of the filter it makes: at a larger scale it would shrink in
+    proportion and drown in the noise of private training.
+
+    Args:
+        conv: An ordinary convolution; a bias is set to zero.
+        form: See `WeightStandardisation`.
+        gain: Whether each filter has a learnable gain.
+        eps: The form's constant; 1e-4 for `de` and 1e-5 for `plain` unless given.
+
+    Raises:
+        UserError: Each filter has one entry only, so nothing is left of it when its mean is taken.
+    """
+    if conv.weight[0].numel() < 2:
+        raise UserError(
+            "A convolution whose filters have a single entry cannot be standardised: "
+            "use more input channels, a larger kernel, or no weight standardisation."
+        )
+    if form not in ("de", "plain"):
+        raise UserError(f"There is no weight standardisation '{form}': choose 'de' or 'plain'.")
+    draw_raw(conv.weight)
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+    constant = eps if eps is not None else (1e-4 if form == "de" else 1e-5)
+    layer = WeightStandardisation(conv.out_channels, form=form, gain=gain, eps=constant)
+    layer.to(device=conv.weight.device, dtype=conv.weight.dtype)
+    parametrize.register_parametrization(conv, "weight", layer, unsafe=True)
+    return conv
+
+
+def is_standardised(module: nn.Module) -> bool:
+    """Whether the module's weight is standardised."""
+    return parametrize.is_parametrized(module, "weight") and any(
+        isinstance(step, WeightStandardisation)
+        for step in module.parametrizations["weight"]  # type: ignore[index]
+    )
+
+
+def draw_raw(raw: Tensor) -> None:
+    """Draw a raw weight from a normal of standard deviation 1/sqrt(fan_in)."""
+    nn.init.normal_(raw, std=raw[0].numel() ** -0.5)

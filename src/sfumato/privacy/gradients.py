@@ -1,0 +1,354 @@
+"""Per-example gradients of any model: every layer takes the fastest path that is right for it.
+
+`PerExample` walks a model once and gives each module that owns trainable parameters a path:
+
+- *rule*: a known layer (`sfumato.privacy.layers`), on its own parameters;
+- *reparametrised*: a known layer whose weight is f(theta); the gradient is taken of the weight
+  and mapped to theta by f's own derivative;
+- *torch.func*: any other module, run one example at a time under `torch.func.vmap`;
+- *loop*: the whole model, one example at a time, where nothing else applies.
+
+The walk is then checked on this very model before the first batch counts: see `PerExample`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from sfumato.errors import UserError
+from sfumato.privacy.layers import RULES
+from sfumato.privacy.refuse import refuse_mixing_layers
+from sfumato.privacy.summing import Gradients
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+METHODS = ("layers", "torch.func", "loop")
+"""From the fastest to the one that is always right."""
+
+
+class NotPerLayer(Exception):
+    """The model uses its layers in a way that only the whole-model paths can follow."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each row apart."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def per_example_losses(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, views: int
+) -> tuple[Tensor, Tensor]:
+    """Outputs of all rows, and the loss of each example as the mean over its views."""
+    outputs = model(x)
+    targets = y.repeat_interleave(views, 0) if views > 1 else y
+    losses = loss(outputs, targets)
+    if losses.shape != x.shape[:1]:
+        raise UserError(
+            f"The loss must return one number per row, shape ({x.shape[0]},), not "
+            f"{tuple(losses.shape)}: use reduction='none' and average over each row's own values."
+        )
+    return outputs, losses.view(-1, views).mean(1)
+
+
+@dataclass(frozen=True)
+class Path:
+    """How the gradients of one module are taken."""
+
+    module: str
+    kind: str
+    way: str
+    parameters: int
+
+
+class _Leaves:
+    """The per-example leaves of one pass, made as layers ask for them."""
+
+    def __init__(self, examples: int, views: int, parameters: dict[int, nn.Parameter]) -> None:
+        self.examples, self.views = examples, views
+        self._parameters = parameters
+        self.of_parameter: dict[int, Tensor] = {}
+        self.of_derived: list[tuple[Tensor, Tensor]] = []
+
+    def _new(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().expand(self.examples, *tensor.shape).requires_grad_()
+
+    def of(self, tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or not tensor.requires_grad:
+            return None
+        if id(tensor) not in self._parameters:
+            leaf = self._new(tensor)
+            self.of_derived.append((tensor, leaf))
+            return leaf
+        if id(tensor) not in self.of_parameter:
+            self.of_parameter[id(tensor)] = self._new(tensor)
+        return self.of_parameter[id(tensor)]
+
+
+Tapped = Callable[..., Any]
+
+
+def _by_rule(name: str, module: nn.Module, rule: Any, leaves: _Leaves) -> Tapped:
+    def forward(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if input.dim() < 2 or input.shape[0] != leaves.examples * leaves.views:
+            raise NotPerLayer(f"layer '{name}' is called on inputs that are not batch-first")
+        result: Tensor = rule(module, leaves, input, *args, **kwargs)
+        return result
+
+    return forward
+
+
+def _by_vmap(name: str, module: nn.Module, leaves: _Leaves) -> Tapped:
+    """Run a module on one example (and its views) at a time, with that example's leaves."""
+    rows = leaves.examples * leaves.views
+    own_forward = module.__dict__.get("forward")
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        flat, spec = tree_flatten((args, kwargs))
+        tensors = [t for t in flat if isinstance(t, Tensor)]
+        if not tensors or any(t.dim() == 0 or t.shape[0] != rows for t in tensors):
+            raise NotPerLayer(f"module '{name}' is called on inputs that are not batch-first")
+        own = {n: leaves.of(p) for n, p in module.named_parameters() if p.requires_grad}
+        returned: list[tuple[list[Any], Any]] = []
+
+        def one(own: dict[str, Tensor], tensors: list[Tensor]) -> list[Tensor]:
+            inner_args, inner_kwargs = tree_unflatten(_filled(flat, tensors), spec)
+            out = torch.func.functional_call(module, own, inner_args, inner_kwargs)
+            returned.append(tree_flatten(out))
+            return [t for t in returned[-1][0] if isinstance(t, Tensor)]
+
+        override = module.__dict__.pop("forward")
+        if own_forward is not None:
+            module.__dict__["forward"] = own_forward
+        try:
+            split = [t.unflatten(0, (leaves.examples, leaves.views)) for t in tensors]
+            outputs = torch.func.vmap(one, randomness="different")(own, split)
+        finally:
+            module.__dict__["forward"] = override
+        flat_out, out_spec = returned[-1]
+        return tree_unflatten(_filled(flat_out, [t.flatten(0, 1) for t in outputs]), out_spec)
+
+    return forward
+
+
+def _filled(template: list[Any], tensors: list[Tensor]) -> list[Any]:
+    """The template with its tensors replaced, in order."""
+    given = iter(tensors)
+    return [next(given) if isinstance(t, Tensor) else t for t in template]
+
+
+class PerExample:
+    """Takes per-example gradients of a model's loss, in physical batches.
+
+    Args:
+        model: Any module from `(rows, ...)` to outputs; frozen parameters are left alone.
+        loss: From outputs and targets to one loss per row.
+        views: Rows per example, in example-major order. The loss of an example is the mean over
+            its views, so its gradient is averaged over them before anything is clipped.
+        check: Compare with the one-example-at-a-time reference before the first batch.
+
+    Attributes:
+        method: How the last batch was run: one of `METHODS`.
+        passed_over: Faster methods that were not used, and why.
+
+    Guarantee: Before the first batch of a new input shape, and again before a larger one, on random
+    inputs and targets, this very model is run with one example changed (no other output and no
+    state that the model keeps may move, else a `UserError`), and its per-example gradients are
+    compared with one-example-at-a-time autograd; a method that disagrees, or whose gradients of one
+    example move with another, is never used. Layers known to mix examples are refused by name.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, loss: Loss = cross_entropy, views: int = 1, check: bool = True
+    ) -> None:
+        if views < 1:
+            raise UserError(f"An example needs at least one view, not {views}.")
+        refuse_mixing_layers(model)
+        self.model, self.loss, self.views, self.check = model, loss, views, check
+        self.method: str | None = None
+        self.passed_over: dict[str, str] = {}
+        self._checked: dict[object, tuple[str, int]] = {}
+        self._assigned: dict[tuple[str, ...], list[tuple[str, nn.Module, str]]] = {}
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters to train, by name, shared ones once."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def __call__(self, x: Tensor, y: Tensor) -> Gradients:
+        """Per-example gradients for `len(y)` examples of `views` rows each."""
+        if x.shape[0] != y.shape[0] * self.views:
+            raise ValueError(
+                f"{y.shape[0]} targets with {self.views} views each need "
+                f"{y.shape[0] * self.views} rows, not {x.shape[0]}"
+            )
+        if y.shape[0] == 0:
+            return self._empty(x)
+        method = self._method_for(x, y)
+        for attempt in METHODS[METHODS.index(method) : -1]:
+            try:
+                return self._run(attempt, x, y)
+            except NotPerLayer:
+                continue
+        return self._run("loop", x, y)
+
+    def _method_for(self, x: Tensor, y: Tensor) -> str:
+        """The method chosen for inputs like these, checked for batches up to this size."""
+        signature = (
+            tuple(x.shape[1:]),
+            x.dtype,
+            x.device,
+            x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last),
+            tuple(module.training for module in self.model.modules()),
+            tuple(self.trainable),
+        )
+        method, largest = self._checked.get(signature, ("", 0))
+        if y.shape[0] > largest:
+            from sfumato.privacy.probe import choose_method
+
+            method = choose_method(self, x, y)
+            self._checked[signature] = method, y.shape[0]
+        self.method = method
+        return method
+
+    def paths(self) -> list[Path]:
+        """Which module takes which path; complete once a first batch has been seen."""
+        if self.method in ("torch.func", "loop"):
+            count = sum(p.numel() for p in self.trainable.values())
+            return [Path("(whole model)", type(self.model).__name__, self.method, count)]
+        return [
+            Path(name or "(whole model)", _kind(module).__name__, way, _size(module))
+            for name, module, way in self._ways()
+        ]
+
+    def _ways(self) -> list[tuple[str, nn.Module, str]]:
+        trainable = tuple(self.trainable)
+        if trainable not in self._assigned:
+            self._assigned[trainable] = _assign(self.model)
+        return self._assigned[trainable]
+
+    def _empty(self, x: Tensor) -> Gradients:
+        parameters = self.trainable
+        return Gradients(
+            tuple(parameters),
+            tuple(p.shape for p in parameters.values()),
+            [p.new_zeros(0, *p.shape) for p in parameters.values()],
+            x.new_zeros(0),
+            None,
+        )
+
+    def _run(self, method: str, x: Tensor, y: Tensor) -> Gradients:
+        if method == "loop":
+            from sfumato.privacy.reference import one_at_a_time
+
+            return one_at_a_time(self.model, x, y, loss=self.loss, views=self.views)
+        parameters = self.trainable
+        by_id = {id(p): p for p in parameters.values()}
+        leaves = _Leaves(y.shape[0], self.views, by_id)
+        taps: dict[nn.Module, Tapped] = {}
+        if method == "torch.func":
+            taps[self.model] = _by_vmap("(whole model)", self.model, leaves)
+        else:
+            for name, module, way in self._ways():
+                if way == "torch.func":
+                    taps[module] = _by_vmap(name, module, leaves)
+                else:
+                    taps[module] = _by_rule(name, module, RULES[_kind(module)], leaves)
+        with torch.enable_grad(), _tapped(taps):
+            outputs, losses = per_example_losses(self.model, self.loss, x, y, self.views)
+            tensors = self._collect(losses.sum(), leaves, by_id)
+        shapes = tuple(p.shape for p in by_id.values())
+        return Gradients(tuple(parameters), shapes, tensors, losses.detach(), outputs.detach())
+
+    def _collect(
+        self, total: Tensor, leaves: _Leaves, parameters: dict[int, nn.Parameter]
+    ) -> list[Tensor | None]:
+        """Differentiate, map derived weights back to their parameters, and sum uses."""
+        theta = list(parameters.values())
+        direct = list(leaves.of_parameter.values())
+        derived = [leaf for _, leaf in leaves.of_derived]
+        if not total.requires_grad:
+            return [None] * len(theta)
+        grads = torch.autograd.grad(total, [*direct, *derived, *theta], allow_unused=True)
+        if any(g is not None for g in grads[len(direct) + len(derived) :]):
+            raise NotPerLayer("a parameter is used outside the layer that owns it")
+        found: dict[int, Tensor] = {}
+        for key, grad in zip(leaves.of_parameter, grads, strict=False):
+            if grad is not None:
+                found[key] = grad
+        for (weight, _), grad in zip(leaves.of_derived, grads[len(direct) :], strict=False):
+            if grad is None:
+                continue
+            mapped = torch.autograd.grad(
+                weight, theta, grad, is_grads_batched=True, allow_unused=True, retain_graph=True
+            )
+            for parameter, part in zip(theta, mapped, strict=True):
+                if part is not None:
+                    key = id(parameter)
+                    found[key] = found[key] + part if key in found else part
+        return [found.get(id(p)) for p in theta]
+
+
+@contextmanager
+def _tapped(taps: dict[nn.Module, Tapped]) -> Iterator[None]:
+    """Give modules another forward for the time of one pass."""
+    before = {module: module.__dict__.get("forward") for module in taps}
+    for module, forward in taps.items():
+        module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        for module, forward_before in before.items():
+            if forward_before is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = forward_before
+
+
+def _kind(module: nn.Module) -> type[nn.Module]:
+    kind: type[nn.Module] = parametrize.type_before_parametrizations(module)
+    return kind
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def _owns(module: nn.Module) -> bool:
+    """Whether a module has trainable parameters of its own, in a list or dictionary included."""
+    lists = (nn.ParameterList, nn.ParameterDict)
+    own = [*module._parameters.values()]
+    own += [p for child in module.children() if isinstance(child, lists) for p in child.parameters()]
+    return any(p.requires_grad for p in own if p is not None)
+
+
+def _assign(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
+    """Each module that trains something, its name, and the way its gradients are taken."""
+    assigned: dict[nn.Module, tuple[str, str]] = {}
+
+    def walk(name: str, module: nn.Module) -> None:
+        if module in assigned or not _size(module):
+            return
+        known = _kind(module) in RULES and "forward" not in module.__dict__
+        if known:
+            plain = "weight" in module._parameters and not parametrize.is_parametrized(module)
+            assigned[module] = name, "rule" if plain else "reparametrised"
+        elif _owns(module) or parametrize.is_parametrized(module):
+            assigned[module] = name, "torch.func"
+        else:
+            for child_name, child in module.named_children():
+                walk(f"{name}.{child_name}" if name else child_name, child)
+
+    walk("", model)
+    return [(name, module, way) for module, (name, way) in assigned.items()]
+
+
+__all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy", "per_example_losses"]

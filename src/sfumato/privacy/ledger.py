@@ -1,0 +1,137 @@
+"""The ledger: what has been released, on disk before anything that depends on it.
+
+`ledger.jsonl` starts with a line that states the mechanism and the data it ran on, followed by one
+line per released step. Each line carries a hash of the line before it, so that a ledger that was
+cut in the middle or edited afterwards is found out. It holds no number computed from the data: not
+even how many examples a step happened to draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import UserError
+from sfumato.privacy.accounting import Step, merge
+
+
+def _line(content: Mapping[str, Any], previous: str) -> bytes:
+    body = json.dumps({**content, "previous": previous}, sort_keys=True, ensure_ascii=False)
+    return body.encode() + b"\n"
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()[:16]
+
+
+class Ledger:
+    """An append-only record of releases.
+
+    Guarantee: When `record` returns, the event is with the operating system, and when `sync`
+    returns it is on the disk. Recording a step that is already there is allowed if it is the
+    same event (an interrupted run repeats its last steps with the same random numbers) and an
+    error otherwise, so no step is ever counted less than it was released.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any], steps: list[Step], last: str) -> None:
+        self.path, self.header, self._steps, self._last = path, header, steps, last
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    @classmethod
+    def create(cls, path: Path, header: Mapping[str, Any]) -> Ledger:
+        """Start a ledger; the file must not exist."""
+        content = {"kind": "start", **header}
+        line = _line(content, "")
+        with open(path, "xb") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        return cls(path, json.loads(line), [], _hash(line))
+
+    @classmethod
+    def open(cls, path: Path) -> Ledger:
+        """Read a ledger back to go on with it; a last line torn by a kill is dropped."""
+        header, steps, last, good = _read(path)
+        if good != path.stat().st_size:
+            os.truncate(path, good)
+        return cls(path, header, steps, last)
+
+    @property
+    def steps(self) -> int:
+        """How many releases are recorded."""
+        return len(self._steps)
+
+    def history(self, upto: int | None = None) -> list[Step]:
+        """The recorded events, equal ones counted together."""
+        return list(merge(self._steps[:upto]))
+
+    def record(self, number: int, step: Step) -> None:
+        """Record release `number` (from 1) before it happens."""
+        if number <= self.steps:
+            if self._steps[number - 1] != step:
+                raise UserError(
+                    f"{self.path} says that step {number} was {self._steps[number - 1]}, but the "
+                    f"run is about to make it {step}; going on would not be accounted for."
+                )
+            return
+        if number != self.steps + 1:
+            raise ValueError(f"step {number} cannot follow step {self.steps}")
+        content = {"kind": "step", "step": number, "q": step.q, "sigma": step.noise_multiplier}
+        line = _line(content, self._last)
+        if os.write(self._file, line) != len(line):
+            raise OSError(28, "No space left on device", str(self.path))
+        self._last = _hash(line)
+        self._steps.append(step)
+
+    def sync(self) -> None:
+        """Return once everything recorded is on the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Step]]:
+    """The header and the events of a ledger, checked line by line."""
+    header, steps, _, _ = _read(path)
+    return header, steps
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[Step], str, int]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"Cannot read the ledger {path}: {error.strerror}.") from None
+    lines = data.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    header: dict[str, Any] | None = None
+    steps: list[Step] = []
+    last = ""
+    for number, line in enumerate(lines):
+        try:
+            content = json.loads(line)
+            sound = content["previous"] == last
+            if number == 0:
+                header = content
+            else:
+                sound = sound and content["step"] == number
+                steps.append(Step(float(content["q"]), float(content["sigma"])))
+        except (ValueError, KeyError, TypeError):
+            sound = False
+        if not sound:
+            raise UserError(
+                f"The ledger {path} is damaged or was edited at line {number + 1}; what the run "
+                "has spent can no longer be established from it."
+            )
+        last = _hash(line)
+    if header is None:
+        raise UserError(f"The ledger {path} is empty; the run never started. Start it anew.")
+    return header, steps, last, sum(map(len, lines))

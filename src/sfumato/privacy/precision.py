@@ -1,0 +1,45 @@
+"""Full precision where privacy depends on rounding, whatever the user has switched on around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+
+def _switches() -> list[Any]:
+    """PyTorch's settings that let float32 products be rounded to fewer bits."""
+    backends = torch.backends
+    return [
+        backends.cuda.matmul,
+        backends.mkldnn.matmul,
+        backends.cudnn.conv,
+        backends.mkldnn.conv,
+    ]
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Compute as the tensors' own types say: no autocast, no TF32, no bfloat16 products.
+
+    A product of rounded factors can be longer than the exact one: with TF32 or bfloat16 a gradient
+    scaled to the clipping norm would exceed it by up to 0.4 %.
+    """
+    lowered = [(s, s.fp32_precision) for s in _switches() if s.fp32_precision in ("tf32", "bf16")]
+    with ExitStack() as stack:
+        if torch.amp.is_autocast_available(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        try:
+            for switch, _ in lowered:
+                switch.fp32_precision = "ieee"
+            yield
+        finally:
+            for switch, before in lowered:
+                switch.fp32_precision = before
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating-point type of a device: float64, but for Apple's GPUs."""
+    return torch.float32 if device.type == "mps" else torch.float64

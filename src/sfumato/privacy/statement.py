@@ -1,0 +1,146 @@
+"""The privacy statement: what is guaranteed, on what grounds, and what is not covered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RELATION = "adding or removing one training image"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a statement is made from.
+
+    Attributes:
+        private: False for a run without noise.
+        epsilon: Spent, by accountant.
+        budget: The epsilon that was asked for.
+        delta: As in (epsilon, delta).
+        accountant: The one that calibrated the noise and stopped the run.
+        examples: Number of training images; treated as public.
+        batch: Expected batch.
+        rate: Sampling probability of an image in a step.
+        steps: Steps released.
+        noise_multiplier: Sigma.
+        rule: The clipping rule in words, with its sensitivity.
+        views: Augmented views per image.
+        averaged: Whether averaged weights were released.
+        seeded: Whether the random numbers follow from a stated seed.
+        train_metrics: Whether metrics of private batches were written.
+        validation: Images held out of the training set for validation.
+        data: Name of the data.
+        version: Of sfumato.
+    """
+
+    private: bool
+    epsilon: dict[str, float]
+    budget: float
+    delta: float
+    accountant: str
+    examples: int
+    batch: float
+    rate: float
+    steps: int
+    noise_multiplier: float
+    rule: str
+    views: int
+    averaged: bool
+    seeded: bool
+    train_metrics: bool
+    validation: int
+    data: str
+    version: str
+
+
+def statement(facts: Facts) -> str:
+    """The statement as Markdown."""
+    if not facts.private:
+        return (
+            "# Privacy statement\n\n"
+            f"**There is no privacy guarantee.** This model was trained on '{facts.data}' with "
+            "privacy switched off, for comparison. Treat its weights like the training images.\n"
+        )
+    f = facts
+    other = {"pld": "rdp", "rdp": "pld"}[f.accountant]
+    names = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
+    not_covered = [
+        "The number of training images and the names of the classes, which are treated as public.",
+        "The choice of the recipe. If several recipes were tried on these images and the best was "
+        "kept, the trials spent privacy too; their cost is not in the numbers above.",
+    ]
+    if f.train_metrics:
+        not_covered.append(
+            "`metrics.jsonl` and `curves.png`: loss and accuracy in them were computed on training "
+            "batches without noise. Keep them inside, or train with "
+            "`--set training.train_metrics=false`."
+        )
+    if f.validation:
+        not_covered.append(
+            f"{f.validation} images held out for validation, and the test images: they were not "
+            "trained on, but accuracies measured on them are exact."
+        )
+    else:
+        not_covered.append("The test images: accuracies measured on them are exact.")
+    randomness = (
+        "**All random numbers, the noise among them, follow from the seed in the recipe.** Whoever "
+        "knows the seed can subtract the noise, so the guarantee holds only towards people who do "
+        "not. Train without a seed before releasing a model of secret images."
+        if f.seeded
+        else "Random numbers follow from a 256-bit key drawn from the operating system, which was "
+        "deleted when training ended. They come from PyTorch's generator, which is not a "
+        "cryptographic one."
+    )
+    after = [
+        "the optimizer and its learning rates",
+        *(["the averaging of weights"] if f.averaged else []),
+        "anything done with the weights later",
+    ]
+    return f"""# Privacy statement
+
+The weights in `model.safetensors` (and every checkpoint) satisfy
+**({f.epsilon[f.accountant]:.4g}, {f.delta:g})-differential privacy** with respect to {RELATION} of
+'{f.data}'.
+
+In plain words: whether or not any one image was in the training set, everything that can be
+learnt from the released weights is almost as likely; the odds of any conclusion about that image
+change by at most a factor of e^ε = {_factor(f.epsilon[f.accountant])}, except with a chance of
+about δ = {f.delta:g}.
+
+| | |
+|---|---|
+| unit of privacy | one image |
+| neighbouring relation | {RELATION} |
+| ε by {names[f.accountant]}, which calibrated the run | {f.epsilon[f.accountant]:.4f} |
+| ε by {names[other]}, for comparison | {f.epsilon[other]:.4f} |
+| budget asked for | {f.budget:g} |
+| δ | {f.delta:g} |
+| training images | {f.examples} |
+| sampling | Poisson: each image in each step with probability q = {f.rate:.6g} (expected batch {f.batch:g}) |
+| steps | {f.steps} |
+| clipping | {f.rule} |
+| noise multiplier σ | {f.noise_multiplier:.6g} |
+| views per image | {f.views}{", averaged before clipping" if f.views > 1 else ""} |
+
+Each step is a Poisson-subsampled Gaussian mechanism. Every step was written to `ledger.jsonl` before
+anything that depends on it was, and ε is computed from that ledger alone. To check it with another
+library, compose {f.steps} Poisson-subsampled Gaussian mechanisms with q = {f.rate!r} and
+σ = {f.noise_multiplier!r}, under {RELATION}.
+
+Covered at no further cost, because they only use released gradients: {"; ".join(after)}.
+
+## Not covered
+
+{chr(10).join(f"- {line}" for line in not_covered)}
+
+## Randomness
+
+{randomness}
+
+sfumato {f.version}
+"""
+
+
+def _factor(epsilon: float) -> str:
+    import math
+
+    return f"{math.exp(epsilon):.3g}" if epsilon < 50 else "infinity, for practical purposes"

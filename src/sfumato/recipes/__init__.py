@@ -1,0 +1,43 @@
+"""The recipes that come with sfumato, one TOML file each, and how a recipe is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sfumato.errors import UserError, nearest
+from sfumato.recipe import Recipe, loads
+
+
+def packaged() -> dict[str, Path]:
+    """The recipes that come with sfumato, by name."""
+    root = Path(__file__).parent
+    return {
+        path.relative_to(root).with_suffix("").as_posix(): path
+        for path in sorted(root.rglob("*.toml"))
+    }
+
+
+def find(name: str) -> Recipe:
+    """A packaged recipe by name, or a recipe file by path."""
+    known = packaged()
+    if name in known:
+        return loads(known[name].read_text(encoding="utf-8"), where=f"recipe '{name}'")
+    path = Path(name)
+    if path.is_dir() and (path / "recipe.toml").is_file():
+        path = path / "recipe.toml"
+    if path.is_file():
+        try:
+            return loads(path.read_text(encoding="utf-8"), where=str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"Cannot read the recipe {path}: {error}.") from None
+    raise UserError(
+        f"There is no recipe '{name}', neither packaged nor as a file.{nearest(name, known)} "
+        "`sfumato recipes list` shows the packaged ones."
+    )
+
+
+def for_data(name: str) -> Recipe:
+    """The packaged recipe made for a data set, or the general one for images of any kind."""
+    known = packaged()
+    recipe = find(name if name in known and "/" not in name else "images")
+    return recipe.replace({"data.name": name})

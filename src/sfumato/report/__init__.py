@@ -1,0 +1,1 @@
+"""Pictures of runs: learning curves and evaluations, in one look."""

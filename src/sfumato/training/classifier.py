@@ -1,0 +1,146 @@
+"""A trained model with all it needs to be used: classes, image shape and normalisation.
+
+The weights file describes itself, so that nothing but the file is needed, and nothing in it is
+ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from sfumato import models
+from sfumato.errors import UserError
+from sfumato.training.files import WEIGHTS, write_whole
+
+FORMAT = "sfumato-1"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a weights file says about itself.
+
+    Attributes:
+        model: Registry name, or package.module:function.
+        options: The model's options.
+        classes: Class names, in the order of the outputs.
+        channels: Channels of the images.
+        size: Height and width of the images.
+        mean: Subtracted from images on the [0, 1] scale, per channel.
+        std: Divides them, per channel.
+        guarantee: Epsilon, delta and what they rest on, or `{"private": false}`.
+    """
+
+    model: str
+    options: dict[str, Any]
+    classes: tuple[str, ...]
+    channels: int
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    guarantee: dict[str, Any] = field(default_factory=dict)
+
+
+class Classifier(nn.Module):
+    """A network from images to class probabilities.
+
+    Calling it takes normalised images to logits, as in training; `predict` takes images as they
+    are.
+    """
+
+    def __init__(self, network: nn.Module, description: Description) -> None:
+        super().__init__()
+        self.network, self.description = network, description
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of the outputs."""
+        return self.description.classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of normalised images."""
+        out: Tensor = self.network(x)
+        return out
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images as uint8, or as floats in [0, 1], made what the network was trained on."""
+        return normalise(images, self.description.mean, self.description.std)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor, *, batch: int = 256) -> Tensor:
+        """Class probabilities `(N, classes)` of images `(N, channels, height, width)`."""
+        device = next(self.network.parameters()).device
+        training = self.network.training
+        self.network.eval()
+        parts = [
+            self(self.normalise(part.to(device))).softmax(1).cpu()
+            for part in images.split(batch)
+            if len(part)
+        ]
+        self.network.train(training)
+        return torch.cat(parts) if parts else torch.zeros(0, len(self.classes))
+
+
+def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """`(images - mean) / std` per channel, in float32, with uint8 images taken to [0, 1] first."""
+    scale = 255.0 if images.dtype == torch.uint8 else 1.0
+    shift = torch.tensor(mean, device=images.device).view(1, -1, 1, 1) * scale
+    width = torch.tensor(std, device=images.device).view(1, -1, 1, 1) * scale
+    return (images.float() - shift) / width
+
+
+def save_weights(path: Path, network: nn.Module, description: Description) -> None:
+    """Write a self-describing weights file, whole or not at all."""
+    tensors = {n: t.detach().cpu().contiguous().clone() for n, t in network.state_dict().items()}
+    metadata = {"format": FORMAT, "description": json.dumps(asdict(description))}
+    write_whole(path, save(tensors, metadata=metadata))
+
+
+def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
+    """The classifier of a run folder, or of a weights file.
+
+    Raises:
+        UserError: If there is no such file, or it is not one of sfumato's.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if not (path / WEIGHTS).is_file():
+            raise UserError(
+                f"{path} holds no {WEIGHTS}: it is not a run folder, or its training has not "
+                f"finished (`sfumato train --resume {path}` goes on with it)."
+            )
+        path = path / WEIGHTS
+    if not path.is_file():
+        raise UserError(f"There is no run folder or weights file {path}.")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as weights: {error}.") from None
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{path} was not written by sfumato: it does not say what model it is of.")
+    content = json.loads(metadata["description"])
+    for key in ("classes", "size", "mean", "std"):
+        content[key] = tuple(content[key])
+    description = Description(**content)
+    network = models.create(
+        description.model,
+        classes=len(description.classes),
+        channels=description.channels,
+        size=description.size,
+        **description.options,
+    ).to(device)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(f"The weights in {path} do not fit '{description.model}': {error}") from None
+    network.eval()
+    return Classifier(network, description)

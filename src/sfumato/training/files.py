@@ -1,0 +1,96 @@
+"""Files that are either whole or not there, and the run folder's names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from sfumato.errors import UserError
+
+RECIPE = "recipe.toml"
+LEDGER = "ledger.jsonl"
+METRICS = "metrics.jsonl"
+WEIGHTS = "model.safetensors"
+STATEMENT = "statement.md"
+CURVES = "curves.png"
+CHECKPOINTS = "checkpoints"
+KEY = "secret.key"
+
+
+def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    sync_folder(path.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a kill in the middle of `write_whole` left behind in a run folder."""
+    for where in (folder, folder / CHECKPOINTS):
+        for path in where.glob(".*.????????"):
+            path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut, where the platform can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def check_free(out: Path) -> None:
+    """Refuse a folder that already holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        hint = (
+            f"go on with it by `sfumato train --resume {out}`, or"
+            if (out / LEDGER).exists()
+            else "nothing in it is touched;"
+        )
+        raise UserError(f"{out} already exists: {hint} choose another --out.")
+
+
+def new_run_folder(out: Path | None, name: str) -> Path:
+    """Make the folder of a new run: the one asked for, or the next free `runs/NAME-NNN`.
+
+    Raises:
+        UserError: If the folder asked for already holds something, or cannot be made.
+    """
+    try:
+        if out is not None:
+            check_free(out)
+            out.mkdir(parents=True, exist_ok=True)
+            folder = out
+        else:
+            runs = Path("runs")
+            runs.mkdir(exist_ok=True)
+            stem = name.replace("/", "-")
+            number = 1
+            while True:
+                folder = runs / f"{stem}-{number:03d}"
+                try:
+                    folder.mkdir()
+                    break
+                except FileExistsError:
+                    number += 1
+        (folder / CHECKPOINTS).mkdir()
+    except OSError as error:
+        where = out or Path("runs")
+        raise UserError(
+            f"Cannot make the run folder {where}: {error.strerror}. Choose another with --out."
+        ) from None
+    return folder

@@ -1,0 +1,283 @@
+"""The training loop: sample, augment, clip, add noise, update, record, checkpoint.
+
+A step's random numbers follow from the run's key and the step's number alone, so a run that was
+interrupted repeats its last steps exactly and ends where it would have ended.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.data import Augment, Dataset, ImageStore
+from sfumato.errors import UserError
+from sfumato.privacy.accounting import curve
+from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.mechanism import BatchStatistics, PrivateGradients
+from sfumato.privacy.noise import Randomness
+from sfumato.privacy.sampling import physical_batches
+from sfumato.recipe import Recipe
+from sfumato.training import checkpoint, optimizers
+from sfumato.training.averaging import Average
+from sfumato.training.files import CHECKPOINTS
+from sfumato.training.interrupt import StopRequest
+from sfumato.training.metrics import Metrics
+from sfumato.training.reporter import Progress, Reporter
+from sfumato.training.setup import Plan
+
+_CHECKPOINT_SECONDS = 20.0
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved its state."""
+
+    def __init__(self, folder: Path, step: int, signal: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.folder, self.step, self.signal = folder, step, signal
+
+
+@dataclass
+class Loop:
+    """All parts of a run that is under way."""
+
+    recipe: Recipe
+    plan: Plan
+    dataset: Dataset
+    model: nn.Module
+    device: torch.device
+    randomness: Randomness
+    ledger: Ledger
+    metrics: Metrics
+    folder: Path
+    physical_batch: int
+    reporter: Reporter
+    step: int = 0
+    not_finite: int = 0
+
+    def __post_init__(self) -> None:
+        r = self.recipe
+        self.model.to(self.device, memory_format=torch.channels_last)
+        self.private = PrivateGradients(
+            self.model,
+            sampler=self.plan.sampler,
+            clipping=self.plan.clipping,
+            noise=self.plan.noise,
+            views=r.training.views,
+        )
+        trainable = self.private.per_example.trainable.values()
+        self.optimizer = optimizers.build(r.optimizer, trainable)
+        self.average = Average(self.model, r.training.average) if r.training.average else None
+        self.augment = Augment(
+            crop=r.augment.crop,
+            padding_mode=r.augment.padding,
+            flip=r.augment.flip,
+            vertical_flip=r.augment.vertical_flip,
+            rot90=r.augment.rot90,
+            rotate=r.augment.rotate,
+            cutout=r.augment.cutout,
+            brightness=r.augment.brightness,
+            contrast=r.augment.contrast,
+            saturation=r.augment.saturation,
+        )
+        self.store = self._store("train")
+        self.log_every = r.training.log_every or max(1, self.plan.steps // 100)
+        self._spent: dict[int, float] = {}
+        if r.privacy.enabled:
+            counts = sorted({*range(self.log_every, self.plan.steps, self.log_every), self.plan.steps})
+            event, p = self.plan.event, r.privacy
+            spent = curve(event, counts, delta=p.delta, accountant=p.accountant)
+            self._spent = dict(zip(counts, spent, strict=True))
+
+    def _store(self, part: str) -> ImageStore:
+        d = self.dataset
+        return ImageStore(d.parts()[part], mean=d.mean, std=d.std, device=self.device)
+
+    def epsilon_after(self, step: int) -> float:
+        """An upper bound of what has been spent after a step, cheap enough to show."""
+        if not self.recipe.privacy.enabled:
+            return float("inf")
+        return next(eps for count, eps in self._spent.items() if count >= step)
+
+    def restore(self, state: checkpoint.Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        self.model.load_state_dict(state.part("model"))
+        checkpoint.restore_optimizer(self.optimizer, state)
+        if self.average is not None:
+            self.average.load(state.part("average"))
+        self.step = self.private.released = state.step
+        self.not_finite = int(state.numbers["not_finite"])
+
+    def save(self) -> None:
+        """Write a checkpoint, after the ledger is on the disk."""
+        self.ledger.sync()
+        tensors, numbers = checkpoint.optimizer_state(self.optimizer)
+        tensors |= {f"model/{n}": t for n, t in self.model.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"average/{n}": t for n, t in self.average.tensors.items()}
+        numbers |= {"not_finite": self.not_finite, "physical_batch": self.physical_batch}
+        state = checkpoint.Checkpoint(self.step, tensors, numbers)
+        checkpoint.write(self.folder / CHECKPOINTS, state)
+
+    def run(self, stop: StopRequest) -> None:
+        """Take the remaining steps.
+
+        Raises:
+            Stopped: If asked to, after saving.
+        """
+        every = self.recipe.training.checkpoint_every
+        started = saved = logged = time.monotonic()
+        earlier, first, views = self.metrics.seconds, self.step, 0
+        recent = BatchStatistics()
+        validation: float | None = None
+        while self.step < self.plan.steps:
+            statistics = self.take_step()
+            recent += statistics
+            views += statistics.examples * self.private.per_example.views
+            now = time.monotonic()
+            done = self.step == self.plan.steps
+            if self.step % self.log_every == 0 or done:
+                if self.dataset.validation is not None:
+                    validation = self.accuracy("validation")
+                self._log(recent, validation, views / max(now - logged, 1e-9), earlier + now - started)
+                logged, views = now, 0
+                recent = BatchStatistics()
+            if stop:
+                self.save()
+                raise Stopped(self.folder, self.step, stop.signal or 0)
+            due = self.step % every == 0 if every else now - saved > _CHECKPOINT_SECONDS
+            if due or done:
+                self.save()
+                saved = time.monotonic()
+            left = (now - started) / (self.step - first) * (self.plan.steps - self.step)
+            self._show(left)
+
+    def take_step(self) -> BatchStatistics:
+        """One step of DP-SGD.
+
+        Guarantee: The step's event is in the ledger before the noisy gradient exists; every drawn
+        example is accumulated exactly once, however the draw is split.
+        """
+        number = self.step + 1
+        draw = self.plan.sampler.draw(self.randomness.generator(number, "sample"))
+        self._accumulate(draw, number)
+        statistics = self.private.release(
+            generator=self.randomness.generator(number, "noise", self.device),
+            before=lambda event: self.ledger.record(number, event),
+        )
+        rate = optimizers.learning_rate(self.recipe.optimizer, number, self.plan.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step = number
+        if self.average is not None:
+            self.average.update(self.model, number)
+        self.not_finite += statistics.not_finite
+        if statistics.examples and statistics.not_finite == statistics.examples:
+            self._explain_not_finite(number)
+        return statistics
+
+    def _accumulate(self, draw: Tensor, number: int) -> None:
+        """Add the draw in physical batches, smaller ones if the memory does not suffice."""
+        views = self.private.per_example.views
+        parameters = self.augment.draw(
+            draw.numel() * views, self.randomness.generator(number, "augment")
+        )
+        position = 0
+        while position < draw.numel():
+            batch = next(physical_batches(draw, self.physical_batch, start=position))
+            rows = torch.arange(position * views, (position + self.physical_batch) * views)
+            rows = rows.clamp(max=draw.numel() * views - 1)
+            try:
+                images, labels = self.store.gather(batch.indices)
+                x = self.store.unit(images.repeat_interleave(views, 0) if views > 1 else images)
+                x = self.augment.apply(x, parameters.take(rows).to(self.device))
+                x = self.store.normalise(x).contiguous(memory_format=torch.channels_last)
+                self.private.accumulate(x, labels, batch.weights)
+            except RuntimeError as error:
+                if not _out_of_memory(error) or self.physical_batch == 1:
+                    raise
+                self._halve()
+                continue
+            position += self.physical_batch
+
+    def _halve(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.physical_batch = max(1, self.physical_batch // 2)
+        self.reporter.say(
+            f"Not enough memory: going on with {self.physical_batch} examples at once. "
+            "The result does not change."
+        )
+
+    def _explain_not_finite(self, number: int) -> None:
+        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
+            raise UserError(
+                f"The weights stopped being finite numbers before step {number}. Lower the learning "
+                f"rate (optimizer.lr = {self.recipe.optimizer.lr:g})."
+            )
+
+    @torch.no_grad()
+    def accuracy(self, part: str) -> float:
+        """Accuracy of the current weights (averaged ones, if kept) on a part of the data."""
+        store = self._store(part)
+        right = 0
+        self.model.eval()
+        if self.average is not None:
+            with self.average.applied(self.model):
+                right = self._count_right(store, len(self.dataset.parts()[part]))
+        else:
+            right = self._count_right(store, len(self.dataset.parts()[part]))
+        self.model.train()
+        return right / max(1, len(self.dataset.parts()[part]))
+
+    def _count_right(self, store: ImageStore, count: int) -> int:
+        right = 0
+        for indices in torch.arange(count).split(512):
+            images, labels = store.gather(indices)
+            x = store.normalise(images).contiguous(memory_format=torch.channels_last)
+            right += int((self.model(x).argmax(1) == labels).sum())
+        return right
+
+    def _log(
+        self, recent: BatchStatistics, validation: float | None, speed: float, seconds: float
+    ) -> None:
+        record: dict[str, float | int] = {"step": self.step}
+        if self.recipe.privacy.enabled:
+            record["epsilon"] = self.epsilon_after(self.step)
+        self._loss = self._accuracy = None
+        counted = recent.examples - recent.not_finite
+        if self.recipe.training.train_metrics and counted:
+            self._loss, self._accuracy = recent.loss / counted, recent.correct / counted
+            record |= {"loss": self._loss, "train_accuracy": self._accuracy}
+            record |= {"clipped": recent.clipped / counted, "not_finite": self.not_finite}
+        if validation is not None:
+            self._accuracy = record["validation_accuracy"] = validation
+        self._speed = speed
+        record |= {"views_per_second": round(speed, 1), "seconds": round(seconds, 3)}
+        self.metrics.add(record)
+
+    _loss: float | None = None
+    _accuracy: float | None = None
+    _speed: float = 0.0
+
+    def _show(self, seconds_left: float) -> None:
+        self.reporter.show(
+            Progress(
+                self.step,
+                self.plan.steps,
+                self.epsilon_after(self.step),
+                self._loss,
+                self._accuracy,
+                self._speed,
+                seconds_left,
+            )
+        )
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

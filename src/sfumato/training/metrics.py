@@ -1,0 +1,57 @@
+"""`metrics.jsonl`: one line per record, rewound to the checkpoint when a run goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sfumato.training.files import write_whole
+
+
+class Metrics:
+    """The records of a run, on disk and in memory."""
+
+    def __init__(self, path: Path, *, upto: int | None = None) -> None:
+        """Open a run's metrics; with `upto`, forget what later steps had written."""
+        self.path = path
+        self.records = read(path)
+        if upto is not None:
+            self.records = [r for r in self.records if r["step"] <= upto and not r.get("final")]
+            write_whole(path, "".join(map(_line, self.records)).encode())
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Append a record, stamped with the time."""
+        record = {**record, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        with open(self.path, "ab") as file:
+            file.write(_line(record).encode())
+        self.records.append(record)
+
+    @property
+    def seconds(self) -> float:
+        """Training time of all parts of the run so far."""
+        return float(self.records[-1]["seconds"]) if self.records else 0.0
+
+
+def _line(record: dict[str, Any]) -> str:
+    plain = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in record.items()
+    }
+    return json.dumps(plain) + "\n"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All whole records of a metrics file; none if there is no such file."""
+    if not os.path.exists(path):
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records

@@ -1,0 +1,46 @@
+"""PyTorch's optimizers and learning rates, driven by the private gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from sfumato.recipe import Optimizer
+
+
+def build(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that a recipe asks for.
+
+    Guarantee: Optimizers see only what `PrivateGradients.release` wrote into `.grad`, so whatever
+    they do with it is post-processing.
+    """
+    s, optim = settings, torch.optim
+    betas = (s.beta1, s.beta2)
+    given = list(parameters)
+    match s.name:
+        case "sgd":
+            return optim.SGD(
+                given, s.lr, s.momentum, weight_decay=s.weight_decay, nesterov=s.nesterov
+            )
+        case "adam":
+            return optim.Adam(given, s.lr, betas, weight_decay=s.weight_decay)
+        case "adamw":
+            return optim.AdamW(given, s.lr, betas, weight_decay=s.weight_decay)
+        case "nadam":
+            return optim.NAdam(given, s.lr, betas, weight_decay=s.weight_decay)
+        case _:
+            return optim.RMSprop(given, s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+
+
+def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
+    """The learning rate of step `step` (from 1) of `steps`."""
+    lr = settings.lr
+    if step <= settings.warmup:
+        return lr * step / settings.warmup
+    if settings.schedule == "cosine":
+        done = (step - 1 - settings.warmup) / max(1, steps - settings.warmup)
+        return lr * 0.5 * (1 + math.cos(math.pi * done))
+    return lr

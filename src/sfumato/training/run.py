@@ -1,0 +1,346 @@
+"""A whole run: from a recipe to a folder with weights, ledger, statement and curves."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sfumato import data as datasets
+from sfumato.data import Dataset
+from sfumato.errors import UserError
+from sfumato.privacy import accounting
+from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.noise import Randomness
+from sfumato.privacy.statement import Facts, statement
+from sfumato.recipe import Recipe, differences, from_dict, loads
+from sfumato.report import curves
+from sfumato.training import checkpoint, files, setup
+from sfumato.training.classifier import Description, save_weights
+from sfumato.training.interrupt import stop_on_signal
+from sfumato.training.loop import Loop
+from sfumato.training.metrics import Metrics
+from sfumato.training.reporter import Reporter, Silent
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run achieved.
+
+    Attributes:
+        folder: The run folder.
+        test_accuracy: Accuracy of the released weights on the test set, used this once.
+        epsilon: Spent, by accountant; empty without privacy.
+        delta: As in (epsilon, delta).
+        accountant: The one that calibrated the run.
+        steps: Steps taken.
+        seconds: Training time.
+        not_finite: How often an example was left out because its gradient was not finite.
+    """
+
+    folder: Path
+    test_accuracy: float
+    epsilon: dict[str, float]
+    delta: float
+    accountant: str
+    steps: int
+    seconds: float
+    not_finite: int
+
+
+def train(
+    recipe: Recipe,
+    *,
+    out: str | Path | None = None,
+    root: str | Path | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> Result:
+    """Train a new model.
+
+    Args:
+        recipe: What to do.
+        out: The run folder to make; `runs/NAME-NNN` if None.
+        root: Where to look for data sets first.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        reporter: Who watches.
+    """
+    reporter = reporter or Silent()
+    if out is not None:
+        files.check_free(Path(out))
+    where = setup.pick_device(device)
+    dataset = _load(recipe, root, reporter)
+    plan = setup.plan(recipe, len(dataset.train))
+    seed = recipe.training.seed
+    randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
+    model = setup.build_model(recipe, dataset, randomness)
+    physical = recipe.training.physical_batch or setup.physical_batch(
+        model, plan, dataset, recipe.training.views, _memory(where)
+    )
+    folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
+    with _explained(folder):
+        if not randomness.seeded:
+            files.write_whole(folder / files.KEY, randomness.key, mode=0o600)
+        files.write_whole(folder / files.RECIPE, recipe.to_toml().encode())
+        header = _header(recipe, plan, dataset, randomness, physical)
+        ledger = Ledger.create(folder / files.LEDGER, header)
+        loop = Loop(
+            recipe, plan, dataset, model, where, randomness, ledger,
+            Metrics(folder / files.METRICS), folder, physical, reporter,
+        )  # fmt: skip
+        return _go(loop)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    changes: dict[str, Any] | None = None,
+    root: str | Path | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> Result:
+    """Go on with an interrupted run, to the same end as if it had not been interrupted.
+
+    Guarantee: The recipe, the training data, sigma, C and the sampling rate must be those of the
+    ledger's first line; whatever differs is named and the run refused.
+    """
+    reporter = reporter or Silent()
+    folder = Path(folder)
+    if not (folder / files.LEDGER).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {files.LEDGER}.")
+    where = setup.pick_device(device)
+    ledger = Ledger.open(folder / files.LEDGER)
+    recipe = _same_recipe(folder, ledger, changes or {})
+    if (folder / files.WEIGHTS).exists() and (folder / files.STATEMENT).exists():
+        (folder / files.KEY).unlink(missing_ok=True)
+        raise UserError(
+            f"{folder} is finished: there is nothing to resume. See {folder / files.STATEMENT}."
+        )
+    randomness = _same_randomness(folder, recipe)
+    dataset = _load(recipe, root, reporter)
+    plan = setup.plan(recipe, len(dataset.train))
+    physical = int(ledger.header["physical_batch"])
+    expected = _header(recipe, plan, dataset, randomness, physical)
+    found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous")}
+    changed = differences(found, expected)
+    if changed:
+        raise UserError(
+            f"{folder} cannot go on, because something is no longer what it was: "
+            f"{'; '.join(_in_words(c) for c in changed)}."
+        )
+    state, damaged = checkpoint.latest(folder / files.CHECKPOINTS)
+    for path in damaged:
+        at = f"step {state.step}" if state else "the start"
+        reporter.say(f"Checkpoint {path.name} is damaged; going on from {at} instead.")
+    with _explained(folder):
+        files.sweep(folder)
+        (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
+        model = setup.build_model(recipe, dataset, randomness)
+        if state is not None:
+            physical = int(state.numbers["physical_batch"])
+        metrics = Metrics(folder / files.METRICS, upto=state.step if state else 0)
+        loop = Loop(
+            recipe, plan, dataset, model, where, randomness, ledger,
+            metrics, folder, physical, reporter,
+        )  # fmt: skip
+        if state is not None:
+            loop.restore(state)
+        reporter.say(f"Going on with {folder} after step {loop.step} of {plan.steps}.")
+        return _go(loop)
+
+
+def _go(loop: Loop) -> Result:
+    """Take the steps that are left, then release."""
+    plan, recipe = loop.plan, loop.recipe
+    if plan.steps < plan.asked:
+        loop.reporter.say(
+            f"The budget of epsilon {recipe.privacy.epsilon:g} ends after {plan.steps} of the "
+            f"{plan.asked} steps asked for; the run stops there."
+        )
+    if loop.step == 0:
+        loop.save()
+    with stop_on_signal() as stop:
+        loop.run(stop)
+    return _finish(loop)
+
+
+def _finish(loop: Loop) -> Result:
+    """Write the weights, the statement and the curves; use the test set once."""
+    recipe, folder, ledger = loop.recipe, loop.folder, loop.ledger
+    ledger.sync()
+    p = recipe.privacy
+    spent = {
+        name: accounting.epsilon(ledger.history(), delta=p.delta, accountant=name)
+        for name in ("pld", "rdp")
+        if p.enabled
+    }
+    accuracy = loop.accuracy("test")
+    seconds = loop.metrics.seconds
+    final: dict[str, Any] = {"final": True, "step": loop.step, "test_accuracy": accuracy}
+    if p.enabled:
+        final["epsilon"] = spent[p.accountant]
+    loop.metrics.add({**final, "seconds": seconds})
+    curves.draw(
+        loop.metrics.records,
+        folder / files.CURVES,
+        title=f"{recipe.model.name} on {recipe.data.name}",
+        budget=p.epsilon if p.enabled else None,
+    )
+    guarantee: dict[str, Any] = {"private": False}
+    if p.enabled:
+        guarantee = {"private": True, "epsilon": spent, "delta": p.delta, "unit": "one image"}
+    d = loop.dataset
+    description = Description(
+        recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
+        guarantee,
+    )  # fmt: skip
+    if loop.average is not None:
+        with loop.average.applied(loop.model):
+            save_weights(folder / files.WEIGHTS, loop.model, description)
+    else:
+        save_weights(folder / files.WEIGHTS, loop.model, description)
+    text = statement(_facts(loop, spent))
+    files.write_whole(folder / files.STATEMENT, text.encode())
+    ledger.close()
+    (folder / files.KEY).unlink(missing_ok=True)
+    return Result(
+        folder, accuracy, spent, p.delta, p.accountant, loop.step, seconds, loop.not_finite
+    )
+
+
+def _facts(loop: Loop, spent: dict[str, float]) -> Facts:
+    recipe, plan = loop.recipe, loop.plan
+    p, d = recipe.privacy, loop.dataset
+    return Facts(
+        private=p.enabled,
+        epsilon=spent,
+        budget=p.epsilon,
+        delta=p.delta,
+        accountant=p.accountant,
+        examples=len(d.train),
+        batch=plan.sampler.batch,
+        rate=plan.sampler.rate,
+        steps=loop.ledger.steps,
+        noise_multiplier=plan.noise.multiplier,
+        rule=f"each image's gradient scaled to norm at most C = {p.clip:g}",
+        views=recipe.training.views,
+        averaged=loop.average is not None,
+        seeded=loop.randomness.seeded,
+        train_metrics=recipe.training.train_metrics,
+        validation=len(d.validation) if d.validation is not None else 0,
+        data=recipe.data.name,
+        version=version("sfumato"),
+    )
+
+
+def _header(
+    recipe: Recipe, plan: setup.Plan, dataset: Dataset, randomness: Randomness, physical: int
+) -> dict[str, Any]:
+    """The first line of the ledger: the mechanism and what it runs on.
+
+    The data are named by a hash keyed with the run's own key, which says nothing about them once
+    the key is gone.
+    """
+    tag = hmac.new(randomness.key, dataset.fingerprint().encode(), hashlib.sha256).hexdigest()
+    return {
+        "version": 1,
+        "mechanism": "Poisson-subsampled Gaussian" if recipe.privacy.enabled else "none",
+        "relation": "add or remove one example",
+        "examples": len(dataset.train),
+        "rate": plan.sampler.rate,
+        "sigma": plan.noise.multiplier,
+        "clip": recipe.privacy.clip,
+        "delta": recipe.privacy.delta,
+        "budget": recipe.privacy.epsilon,
+        "accountant": recipe.privacy.accountant,
+        "steps": plan.steps,
+        "data": tag,
+        "physical_batch": physical,
+        "recipe": recipe.to_dict(),
+    }
+
+
+def _in_words(change: str) -> str:
+    if change.startswith("data was"):
+        return "the training images or their labels are not the ones the run started with"
+    return change
+
+
+def _same_recipe(folder: Path, ledger: Ledger, changes: dict[str, Any]) -> Recipe:
+    """The recipe that the ledger states, if the file and the command line agree with it."""
+    stated = from_dict(ledger.header["recipe"], where=files.LEDGER)
+    path = folder / files.RECIPE
+    now = loads(path.read_text(encoding="utf-8"), where=str(path)) if path.exists() else stated
+    changed = differences(stated.to_dict(), now.replace(changes).to_dict())
+    if changed:
+        raise UserError(
+            f"{folder} cannot go on with another recipe: {'; '.join(changed)}. Start a new run to "
+            "train with other settings."
+        )
+    return stated
+
+
+def _same_randomness(folder: Path, recipe: Recipe) -> Randomness:
+    if recipe.training.seed is not None:
+        return Randomness.from_seed(recipe.training.seed)
+    try:
+        return Randomness((folder / files.KEY).read_bytes(), False)
+    except OSError as error:
+        raise UserError(
+            f"{folder / files.KEY} cannot be read ({error.strerror}), and without it the run "
+            "cannot go on: its last steps could not be repeated with the same noise."
+        ) from None
+
+
+def _load(recipe: Recipe, root: str | Path | None, reporter: Reporter) -> Dataset:
+    d = recipe.data
+    dataset = datasets.load(
+        d.name,
+        root=root,
+        size=d.size,
+        channels=d.channels,
+        validation=d.validation,
+        test_fraction=d.test_fraction,
+        split_seed=d.split_seed,
+        skip_unreadable=d.skip_unreadable,
+    )
+    for note in dataset.notes:
+        reporter.say(note)
+    return dataset
+
+
+def _memory(device: torch.device) -> int:
+    """How many bytes a physical batch may take."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * 0.6)
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        free = 1 << 32
+    return min(free // 4, 1 << 30)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Say what a failed write means for the run."""
+    try:
+        yield
+    except OSError as error:
+        resumable = (folder / files.LEDGER).exists()
+        raise UserError(
+            f"Cannot write to {error.filename or folder}: {error.strerror}. "
+            + (
+                f"Nothing is lost: make room, then `sfumato train --resume {folder}` goes on from "
+                "the last checkpoint."
+                if resumable
+                else "The run has not started."
+            )
+        ) from None

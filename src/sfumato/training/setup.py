@@ -1,0 +1,159 @@
+"""From a recipe and its data to the numbers of a run: batch, steps, noise, memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sfumato import models
+from sfumato.data import Dataset
+from sfumato.errors import UserError
+from sfumato.privacy.accounting import Step, epsilon
+from sfumato.privacy.calibration import check_delta, noise_multiplier_for, steps_for
+from sfumato.privacy.clipping import ClippingRule, Flat, Unclipped
+from sfumato.privacy.noise import GaussianNoise, Randomness
+from sfumato.privacy.sampling import PoissonSampler
+from sfumato.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of a run.
+
+    Attributes:
+        sampler: Poisson sampling at the recipe's expected batch.
+        clipping: The clipping rule.
+        noise: The noise, calibrated to the budget where the recipe leaves it open.
+        steps: Steps to take: as asked, or fewer where the budget ends earlier.
+        asked: Steps asked for.
+    """
+
+    sampler: PoissonSampler
+    clipping: ClippingRule
+    noise: GaussianNoise
+    steps: int
+    asked: int
+
+    @property
+    def event(self) -> Step:
+        """The privacy event of one step."""
+        return Step(q=self.sampler.rate, noise_multiplier=self.noise.multiplier)
+
+
+def plan(recipe: Recipe, examples: int) -> Plan:
+    """Resolve a recipe against the size of its training set.
+
+    Guarantee: For a private recipe, `steps` steps of the returned mechanism spend at most the
+    recipe's epsilon at its delta, by the recipe's accountant.
+    """
+    t, p = recipe.training, recipe.privacy
+    batch = t.batch or max(1, min(4096, examples // 8))
+    if batch > examples:
+        raise UserError(
+            f"The expected batch (training.batch = {batch}) is larger than the training set of "
+            f"'{recipe.data.name}', which has {examples} images."
+        )
+    sampler = PoissonSampler(examples, batch)
+    asked = t.steps or (max(1, round(t.epochs * examples / batch)) if t.epochs else 100)
+    if not p.enabled:
+        return Plan(sampler, Unclipped(), GaussianNoise(0.0), asked, asked)
+    check_delta(p.delta, examples)
+    steps = asked
+    if p.noise_multiplier is None:
+        sigma = noise_multiplier_for(
+            epsilon=p.epsilon, delta=p.delta, q=sampler.rate, steps=asked, accountant=p.accountant
+        )
+    else:
+        sigma = p.noise_multiplier
+        event = Step(sampler.rate, sigma, asked)
+        if epsilon([event], delta=p.delta, accountant=p.accountant) > p.epsilon:
+            steps = steps_for(
+                epsilon=p.epsilon,
+                delta=p.delta,
+                q=sampler.rate,
+                noise_multiplier=sigma,
+                accountant=p.accountant,
+            )
+    return Plan(sampler, Flat(p.clip), GaussianNoise(sigma), min(steps, asked), asked)
+
+
+def build_model(recipe: Recipe, dataset: Dataset, randomness: Randomness) -> nn.Module:
+    """The recipe's model, initialised from the run's randomness and checked against the data."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.generator(0, "initialise").initial_seed())
+        model = models.create(
+            recipe.model.name,
+            classes=len(dataset.classes),
+            channels=dataset.channels,
+            size=dataset.size,
+            **recipe.model.options,
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"Model '{recipe.model.name}' has no parameter to train.")
+    probe = torch.zeros(2, dataset.channels, *dataset.size)
+    try:
+        with torch.no_grad():
+            out = model(probe)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"Model '{recipe.model.name}' cannot take images of {dataset.channels} channels and "
+            f"{dataset.size[0]}x{dataset.size[1]} pixels: {error}"
+        ) from None
+    shape = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+    if shape != (2, len(dataset.classes)):
+        raise UserError(
+            f"Model '{recipe.model.name}' returns {shape} for two images, but '{recipe.data.name}' "
+            f"has {len(dataset.classes)} classes: it must return (2, {len(dataset.classes)})."
+        )
+    return model
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` (or `cuda:1`) or `mps` as a device that is there."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"Unknown device '{name}': choose auto, cpu, cuda or mps.") from None
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"Unknown device '{name}': choose auto, cpu, cuda or mps.")
+    if device.type == "cuda" and not (
+        torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    ):
+        raise UserError(f"There is no CUDA device '{name}' here: choose --device cpu.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("There is no MPS device here: choose --device cpu.")
+    return device
+
+
+def physical_batch(model: nn.Module, plan: Plan, dataset: Dataset, views: int, budget: int) -> int:
+    """How many examples to process at once within a memory budget in bytes.
+
+    A draw is rarely larger than its mean and four standard deviations; that many examples are split
+    into as few equal parts as fit, so that little is wasted on padding.
+    """
+    activations = 0
+
+    def count(_module: nn.Module, _args: object, out: object) -> None:
+        nonlocal activations
+        if isinstance(out, torch.Tensor):
+            activations += out.numel() * out.element_size()
+
+    hooks = [m.register_forward_hook(count) for m in model.modules() if not list(m.children())]
+    with torch.no_grad():
+        model(torch.zeros(1, dataset.channels, *dataset.size))
+    for hook in hooks:
+        hook.remove()
+    gradients = sum(p.numel() for p in model.parameters() if p.requires_grad) * 4
+    per_example = 2 * gradients + 3 * views * activations
+    q, n = plan.sampler.rate, plan.sampler.examples
+    likely = min(n, math.ceil(n * q + 4 * math.sqrt(n * q * (1 - q)) + 1))
+    largest = max(1, min(likely, budget // max(1, per_example)))
+    parts = math.ceil(likely / largest)
+    return math.ceil(likely / parts)

@@ -1,0 +1,80 @@
+"""Tiny data sets in the layouts that people have on disk."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+IDX_PARTS = (("train", 30), ("t10k", 10))
+
+
+def write_idx(folder: Path, *, zipped: bool = False, seed: int = 0) -> dict[str, np.ndarray]:
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    written = {}
+    for prefix, n in IDX_PARTS:
+        images = random.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        labels = (np.arange(n) % 10).astype(np.uint8)
+        for kind, magic, array in (("images-idx3", 2051, images), ("labels-idx1", 2049, labels)):
+            raw = struct.pack(f">I{array.ndim}I", magic, *array.shape) + array.tobytes()
+            name = f"{prefix}-{kind}-ubyte"
+            path = folder / (name + ".gz" if zipped else name)
+            path.write_bytes(gzip.compress(raw) if zipped else raw)
+            written[name] = array
+    return written
+
+
+def write_cifar(
+    folder: Path, name: str, *, protocol: int = 4, keys: type = bytes, seed: int = 0
+) -> np.ndarray:
+    """Returns the training images."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    labels_key, names_key, classes, files = {
+        "cifar10": ("labels", "label_names", 10, [f"data_batch_{k}" for k in range(1, 6)]),
+        "cifar100": ("fine_labels", "fine_label_names", 100, ["train"]),
+    }[name]
+    test, meta = ("test_batch", "batches.meta") if name == "cifar10" else ("test", "meta")
+
+    def key(text: str) -> object:
+        return text.encode() if keys is bytes else text
+
+    def dump(file: str, content: dict) -> None:
+        (folder / file).write_bytes(pickle.dumps(content, protocol=protocol))
+
+    train = []
+    for file in [*files, test]:
+        data = random.integers(0, 256, (20, 3072), dtype=np.uint8)
+        labels = [k % classes for k in range(20)]
+        dump(file, {key("data"): data, key(labels_key): labels, key("batch_label"): key(file)})
+        train += [data] if file != test else []
+    dump(meta, {key(names_key): [key(f"class-{k}") for k in range(classes)]})
+    return np.concatenate(train).reshape(-1, 3, 32, 32)
+
+
+def write_image(
+    path: Path, *, mode: str = "RGB", size: tuple[int, int] = (12, 10), seed: int = 0, **save
+) -> np.ndarray:
+    """A random image of (height, width); returns its pixels."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    shape = size if mode == "L" else (*size, len(mode))
+    pixels = random.integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(pixels, mode=None).save(path, **save)
+    return pixels
+
+
+def write_folder(
+    root: Path, classes: dict[str, int], *, mode: str = "RGB", size: tuple[int, int] = (12, 10)
+) -> Path:
+    seed = 0
+    for name, count in classes.items():
+        for k in range(count):
+            write_image(root / name / f"{k:03d}.png", mode=mode, size=size, seed=seed)
+            seed += 1
+    return root

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfumato import recipes
+from sfumato.errors import UserError
+from sfumato.recipe import (
+    Recipe,
+    differences,
+    from_dict,
+    loads,
+    parse_setting,
+    setting_names,
+)
+
+
+@pytest.mark.parametrize("name", recipes.packaged())
+def test_packaged_recipes_are_valid_and_survive_a_round_trip(name: str) -> None:
+    recipe = recipes.find(name)
+    assert loads(recipe.to_toml(), where="copy") == recipe
+    assert recipe.about
+
+
+def test_every_setting_has_a_meaning() -> None:
+    for section in ("data", "model", "privacy", "optimizer", "augment", "training"):
+        for f in dataclasses.fields(getattr(Recipe(), section)):
+            assert f.metadata["help"]
+
+
+text = st.text(st.characters(blacklist_categories=("Cs",)), max_size=20)
+
+
+@given(
+    name=text,
+    about=text,
+    lr=st.floats(1e-6, 1e6),
+    epsilon=st.floats(1e-3, 1e3),
+    steps=st.none() | st.integers(1, 10**6),
+    seed=st.none() | st.integers(0, 2**31),
+    flip=st.booleans(),
+    options=st.dictionaries(
+        st.sampled_from(["width", "depth", "norm_order"]),
+        st.booleans() | st.integers(-5, 5) | st.floats(-5, 5) | text | st.lists(st.integers(), max_size=3),
+    ),
+)
+def test_any_recipe_survives_toml(
+    name: str, about: str, lr: float, epsilon: float, steps: int | None, seed: int | None,
+    flip: bool, options: dict[str, object],
+) -> None:  # fmt: skip
+    recipe = from_dict(
+        {
+            "name": name,
+            "about": about,
+            "optimizer": {"lr": lr},
+            "privacy": {"epsilon": epsilon},
+            "augment": {"flip": flip},
+            "model": {"options": options},
+            "training": {k: v for k, v in {"steps": steps, "seed": seed}.items() if v is not None},
+        }
+    )
+    again = loads(recipe.to_toml(), where="copy")
+    assert again == recipe
+    assert again.digest() == recipe.digest()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("optimizer.lrr=1", ["optimizer.lrr", "Did you mean 'lr'"]),
+        ("lr=1", ["Did you mean 'optimizer.lr'"]),
+        ("optmizer.lr=1", ["optmizer", "Did you mean 'optimizer'"]),
+        ("training.lr=1", ["Did you mean 'optimizer.lr'"]),
+        ("privacy.epsilon=0", ["greater than 0", "0.0"]),
+        ("privacy.epsilon=-3", ["greater than 0"]),
+        ("privacy.epsilon=nan", ["greater than 0"]),
+        ("privacy.delta=1", ["less than 1"]),
+        ("training.views=0", ["at least 1", "K"]),
+        ("training.batch=0", ["at least 1"]),
+        ("training.batch=2.5", ["a whole number"]),
+        ("privacy.enabled=1", ["true or false"]),
+        ("training.steps=true", ["a whole number"]),
+        ("optimizer.name=sdg", ["sgd, adam", "Did you mean 'sgd'"]),
+        ("optimizer.lr=fast", ["a number"]),
+        ("data=cifar10", ["section"]),
+        ("optimizer.lr.x=1", ["single setting"]),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_hint(setting: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        Recipe().replace(dict([parse_setting(setting)]))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_settings_that_exclude_each_other() -> None:
+    with pytest.raises(UserError, match=r"steps or training\.epochs"):
+        Recipe().replace({"training.steps": 3, "training.epochs": 2.0})
+    with pytest.raises(UserError, match="momentum"):
+        Recipe().replace({"optimizer.nesterov": True})
+
+
+def test_set_takes_text_without_quotes_and_toml_values() -> None:
+    assert parse_setting("model.name=wrn-16-4") == ("model.name", "wrn-16-4")
+    assert parse_setting("optimizer.lr = 2e-3") == ("optimizer.lr", 2e-3)
+    assert parse_setting("augment.flip=true") == ("augment.flip", True)
+    assert parse_setting("model.options.layout=[1, 2]") == ("model.options.layout", [1, 2])
+    with pytest.raises(UserError, match=r"optimizer\.lr=2"):
+        parse_setting("optimizer.lr")
+
+
+def test_differences_name_the_setting_and_both_values() -> None:
+    a, b = Recipe(), Recipe().replace({"optimizer.lr": 3.0, "training.seed": 1})
+    assert differences(a.to_dict(), b.to_dict()) == [
+        "optimizer.lr was 2.0 and is now 3.0",
+        "training.seed was None and is now 1",
+    ]
+    assert a.digest() != b.digest()
+    assert a.digest() == a.replace({"name": "other", "about": "words"}).digest()
+
+
+def test_every_setting_name_resolves() -> None:
+    plain = Recipe().to_dict()
+    for name in setting_names():
+        section, key = name.split(".")
+        assert section in plain
+        assert hasattr(getattr(Recipe(), section), key)
+
+
+def test_unknown_recipe_names_the_nearest(tmp_path: object) -> None:
+    with pytest.raises(UserError, match="Did you mean 'digits'"):
+        recipes.find("digit")
+
+
+def test_a_broken_file_is_a_sentence(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "r.toml"
+    path.write_text("[optimizer\nlr = 1")
+    with pytest.raises(UserError, match="not valid TOML"):
+        recipes.find(str(path))
+
+
+def test_data_of_your_own_gets_the_general_recipe() -> None:
+    assert recipes.for_data("./scans").data.name == "./scans"
+    assert recipes.for_data("./scans").name == "images"
+    assert recipes.for_data("digits").name == "digits"

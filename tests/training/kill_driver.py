@@ -1,0 +1,99 @@
+"""Runs a recipe in forked children and kills them with SIGKILL, again and again.
+
+    python kill_driver.py FOLDER SEED KILLS
+
+Imports happen once, in the parent; each child resumes the run and is killed after a random time,
+or, every other time, right at one of its file operations. The parent prints how many were killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from sfumato.recipe import from_dict
+from sfumato.training import files
+from sfumato.training.run import resume, train
+
+RECIPE = {
+    "name": "killed",
+    "privacy": {"epsilon": 50.0, "noise_multiplier": 2.0},
+    "model": {"options": {"filters": 4}},
+    "optimizer": {"name": "nadam", "lr": 0.01},
+    "augment": {"crop": 1, "flip": True},
+    "training": {
+        "seed": 7,
+        "batch": 400,
+        "steps": 60,
+        "average": 0.9,
+        "views": 2,
+        "checkpoint_every": 4,
+        "log_every": 3,
+        "physical_batch": 150,
+    },
+}
+
+
+def die_at_operation(number: int) -> None:
+    """Have this process kill itself at its `number`-th file operation."""
+    left = number
+
+    def counted(function):  # type: ignore[no-untyped-def]
+        def wrapper(*args, **kwargs):  # type: ignore[no-untyped-def]
+            nonlocal left
+            left -= 1
+            if left == 0:
+                if function is os.write and len(args[1]) > 10:
+                    function(args[0], args[1][:10])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    for name in ("write", "fsync", "replace"):
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def live(folder: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if (folder / files.LEDGER).exists():
+        resume(folder, device="cpu")
+    else:
+        train(from_dict(RECIPE), out=folder, device="cpu")
+
+
+def main() -> None:
+    folder, seed, kills = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    rng = random.Random(seed)
+    killed = 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if killed < kills and killed % 2:
+                    die_at_operation(rng.randrange(3, 40))
+                live(folder)
+                code = 0
+            finally:
+                os._exit(code)
+        if killed < kills and killed % 2 == 0:
+            time.sleep(rng.uniform(0.3, 1.6))
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            if os.WEXITSTATUS(status):
+                sys.exit("a child failed")
+            break
+        killed += 1
+    print(killed)
+
+
+if __name__ == "__main__":
+    main()

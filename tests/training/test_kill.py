@@ -1,0 +1,35 @@
+"""Killed with SIGKILL at any moment, a seeded run ends bit for bit where it would have ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sfumato.training import files
+
+DRIVER = Path(__file__).with_name("kill_driver.py")
+
+
+def drive(folder: Path, *, kills: int) -> int:
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), str(folder), "1", str(kills)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=None,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+    assert drive(tmp_path / "whole", kills=0) == 0
+    assert drive(tmp_path / "killed", kills=24) >= 20
+    for name in (files.WEIGHTS, files.LEDGER, files.STATEMENT, files.RECIPE):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    leftovers = [p.name for p in (tmp_path / "killed").iterdir() if p.name.startswith(".")]
+    assert leftovers == []
