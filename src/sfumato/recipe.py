@@ -127,7 +127,7 @@ class Training:
     physical_batch: int | None = _setting(
         None, "examples processed at once; chosen from the memory if unset", least=1
     )
-    log_every: int | None = _setting(None, "steps between metrics; about 100 in all if unset", least=1)
+    log_every: int | None = _setting(None, "steps between metrics; about 60 in all if unset", least=1)
     checkpoint_every: int | None = _setting(
         None, "steps between checkpoints; about 20 seconds if unset", least=1
     )

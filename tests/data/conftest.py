@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from sfumato.data import locate
-
-REAL_DATA = os.environ.get("SFUMATO_DATA", "")
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from layouts import write_cifar, write_idx
-from test_data_named import tiny_imagenet
+from data_layouts import write_cifar, write_idx, write_tiny_imagenet
 
 from sfumato.data import catalogue, download, load
 from sfumato.errors import UserError
@@ -77,7 +76,7 @@ def test_archives_are_unpacked(server, monkeypatch, tmp_path):
     assert np.array_equal(load("cifar10", root=tmp_path / "data").train.images, images)
     assert not list((tmp_path / "data").glob(".unpacking*"))
 
-    tiny_imagenet(tmp_path / "tiny-imagenet-200")
+    write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
     with zipfile.ZipFile(folder / "tiny-imagenet-200.zip", "w") as packed:
         for path in (tmp_path / "tiny-imagenet-200").rglob("*"):
             packed.write(path, path.relative_to(tmp_path))
@@ -102,9 +101,11 @@ def test_offline_says_what_to_put_where(monkeypatch, tmp_path):
 
 
 def test_a_refused_connection_is_a_sentence(server, monkeypatch, tmp_path):
-    folder, base = server
+    folder, _ = server
     offer(monkeypatch, "imagenette", "http://127.0.0.1:9/", folder)
-    with pytest.raises(UserError, match=r"imagenette2-160\.tgz could not be downloaded"):
+    with pytest.raises(
+        UserError, match=r"imagenette2-160\.tgz could not be downloaded \(127\.0\.0\.1: no conn"
+    ):
         download.get("imagenette", to=tmp_path / "data")
 
 
@@ -113,7 +114,7 @@ def test_a_wrong_checksum_is_refused(server, monkeypatch, tmp_path):
     (folder / "imagenette2-160.tgz").write_bytes(b"as published")
     offer(monkeypatch, "imagenette", base, folder)
     (folder / "imagenette2-160.tgz").write_bytes(b"tampered with")
-    with pytest.raises(UserError, match="hash|md5"):
+    with pytest.raises(UserError, match="does not match the known hash"):
         download.get("imagenette", to=tmp_path / "data")
     assert not (tmp_path / "data" / "imagenette2-160.tgz").exists()
 

@@ -7,7 +7,7 @@ import stat
 
 import numpy as np
 import pytest
-from layouts import write_folder, write_image
+from data_layouts import write_folder, write_image
 from PIL import Image
 
 from sfumato.data import decoding, load
@@ -315,7 +315,7 @@ def test_parts_that_cannot_be_used(tmp_path):
 
 
 def test_a_known_layout_given_as_a_folder_is_recognised(tmp_path):
-    from layouts import write_cifar
+    from data_layouts import write_cifar
 
     write_cifar(tmp_path / "cifar-10-batches-py", "cifar10")
     with pytest.raises(UserError, match=f"name cifar10 with --data-root {tmp_path}"):

@@ -10,9 +10,15 @@ import tarfile
 
 import numpy as np
 import pytest
-from layouts import write_cifar, write_folder, write_idx, write_image
+from data_layouts import (
+    REAL_DATA,
+    write_cifar,
+    write_folder,
+    write_idx,
+    write_image,
+    write_tiny_imagenet,
+)
 
-from conftest import REAL_DATA
 from sfumato.data import catalogue, load, locate
 from sfumato.data.cifar import unpickle_plain
 from sfumato.errors import UserError
@@ -214,24 +220,8 @@ def test_imagenette(tmp_path):
     assert small.mean == pytest.approx((0.459,), abs=1e-3)
 
 
-def tiny_imagenet(root):
-    for wnid in ("n2", "n1"):
-        for k in range(3):
-            write_image(
-                root / "train" / wnid / "images" / f"{wnid}_{k}.JPEG", size=(64, 64), seed=k
-            )
-    lines = []
-    for k in range(4):
-        write_image(root / "val" / "images" / f"val_{k}.JPEG", size=(64, 64), seed=k)
-        lines.append(f"val_{k}.JPEG\t{('n1', 'n2')[k % 2]}\t0\t0\t9\t9\n")
-    (root / "val" / "val_annotations.txt").write_text("".join(lines))
-    (root / "wnids.txt").write_text("n2\nn1\n")
-    (root / "words.txt").write_text("n1\tcat, house cat\nn2\tdog\nn3\tcow\n")
-    write_image(root / "test" / "images" / "test_0.JPEG", size=(64, 64))
-
-
 def test_tiny_imagenet(tmp_path):
-    tiny_imagenet(tmp_path / "tiny-imagenet-200")
+    write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
     found = load("tiny-imagenet", root=tmp_path)
     assert found.classes == ("cat", "dog") and found.size == (64, 64)
     assert found.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -241,7 +231,7 @@ def test_tiny_imagenet(tmp_path):
 
 def test_tiny_imagenet_with_bad_annotations(tmp_path):
     root = tmp_path / "tiny-imagenet-200"
-    tiny_imagenet(root)
+    write_tiny_imagenet(root)
     (root / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn9\t0\n")
     with pytest.raises(UserError, match=r"Line 1 of .*val_annotations\.txt"):
         load("tiny-imagenet", root=tmp_path)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from sfumato.recipe import from_dict
@@ -65,6 +67,7 @@ def live(folder: Path) -> None:
     if (folder / files.LEDGER).exists():
         resume(folder, device="cpu")
     else:
+        shutil.rmtree(folder, ignore_errors=True)  # killed before the run had started
         train(from_dict(RECIPE), out=folder, device="cpu")
 
 
@@ -81,6 +84,8 @@ def main() -> None:
                     die_at_operation(rng.randrange(3, 40))
                 live(folder)
                 code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         if killed < kills and killed % 2 == 0:

@@ -51,8 +51,8 @@ def align_labels(labels: Array, classes: Sequence[str], wanted: Sequence[str]) -
     Raises:
         UserError: If the two do not have the same names.
     """
-    missing = [name for name in wanted if name not in set(classes)]
-    strange = [name for name in classes if name not in set(wanted)]
+    missing = [name for name in wanted if name not in classes]
+    strange = [name for name in classes if name not in wanted]
     if missing or strange:
         difference = "; ".join(
             f"{who} has {_some(names)}"
@@ -117,6 +117,11 @@ def predict_files(
             f"a number from 1 to {len(classes)}."
         )
     description = classifier.description
+    if description.channels not in (1, 3):
+        raise UserError(
+            f"This model takes images of {description.channels} channels, and image files are read "
+            "with 1 (grey) or 3 (colour)."
+        )
     work = partial(decode, size=description.size, channels=description.channels)
     for names, planes in _decoded(files, work, batch, skipped):
         found = classifier.predict(torch.from_numpy(np.stack(planes)), batch=batch).numpy()

@@ -121,9 +121,7 @@ def _describe(dataset: Dataset) -> None:
     Console(highlight=False, markup=False).print(table)
     if classes > _LONGEST_CLASS_TABLE:
         low, high = per_class[0].min(), per_class[0].max()
-        typer.echo(
-            f"… {len(dataset.classes)} classes in all, {low:,} to {high:,} train images each."
-        )
+        typer.echo(f"… {classes} classes in all, with {low:,} to {high:,} training images each.")
 
 
 def get(

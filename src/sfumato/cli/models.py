@@ -21,11 +21,13 @@ def register(app: typer.Typer) -> None:
 
 def list_models() -> None:
     """List the models with 10 classes: parameters, multiply-accumulates per image, paper."""
+    import torch
     from rich.console import Console
     from rich.table import Table
 
     from sfumato import models
 
+    torch.set_num_threads(1)
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
     for heading in ("images", "parameters", "MACs", "published"):
@@ -65,7 +67,7 @@ def show(
     usual = entry.input if entry else (3, 32, 32)
     side = (usual[1], usual[2]) if size is None else (size, size)
     channels = usual[0] if channels is None else channels
-    options = models.parse_options(name, entry.options if entry else {}, set_)
+    options = models.parse_options(name, set_)
     counted = models.summary_of(
         name, classes=classes, channels=channels, size=side, options=options
     )
@@ -94,7 +96,8 @@ def show(
 
 
 def _describe(say: Callable[[str], None], entry: ModelInfo) -> None:
-    say(f"paper: {entry.paper}\n\n{entry.doc}\n")
+    paragraphs = (" ".join(part.split()) for part in entry.doc.split("\n\n"))
+    say("\n\n".join([f"paper: {entry.paper}", *paragraphs]) + "\n")
     if entry.preset:
         say("fixed: " + ", ".join(f"{key} = {value}" for key, value in entry.preset.items()))
     say("options (--set option=value):")

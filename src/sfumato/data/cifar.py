@@ -8,6 +8,7 @@ this file is ever called with what a batch contains.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
 import tarfile
@@ -48,13 +49,16 @@ def read_cifar(place: Path, name: str) -> tuple[ImageSet, ImageSet, tuple[str, .
 
 
 def _from_folder(folder: Path, files: tuple[str, ...]) -> dict[str, bytes]:
-    missing = [file for file in files if not (folder / file).is_file()]
+    missing = [file for file in files if not os.path.isfile(folder / file)]
     if missing:
         raise UserError(
             f"The data set in {folder} is incomplete: {', '.join(missing)} missing. "
             "Unpack the original archive again."
         )
-    return {file: (folder / file).read_bytes() for file in files}
+    try:
+        return {file: (folder / file).read_bytes() for file in files}
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}).") from error
 
 
 def _from_tar(archive: Path, folder: str, files: tuple[str, ...]) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from sfumato.data import locate
 from sfumato.data.catalogue import Download, Entry, entry
@@ -93,6 +94,7 @@ def _fetch(wanted: Entry, home: Path, missing: tuple[Download, ...]) -> None:
 
     download = missing[0]
     target = home / download.path
+    pooch.get_logger().setLevel("WARNING")
     reasons = []
     for url in download.urls:
         try:
@@ -107,7 +109,7 @@ def _fetch(wanted: Entry, home: Path, missing: tuple[Download, ...]) -> None:
                 )
             return
         except (OSError, ValueError) as error:
-            reasons.append(f"{url}: {_short(error)}")
+            reasons.append(f"{urlsplit(url).hostname}: {_short(error)}")
     files = "; ".join(f"{item.urls[0]} (md5 {item.md5}) to {home / item.path}" for item in missing)
     raise UserError(
         f"{target.name} could not be downloaded ({'; '.join(reasons)}). On a machine with access "
@@ -117,6 +119,12 @@ def _fetch(wanted: Entry, home: Path, missing: tuple[Download, ...]) -> None:
 
 
 def _short(error: Exception) -> str:
+    from requests import exceptions
+
+    if isinstance(error, exceptions.Timeout):
+        return "no answer in time"
+    if isinstance(error, exceptions.ConnectionError):
+        return "no connection"
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return text if len(text) <= 200 else text[:199] + "…"
 

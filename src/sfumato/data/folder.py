@@ -202,7 +202,7 @@ def _check_left(listing: Listing, train: ImageSet, test: ImageSet) -> None:
 
 def _classes(root: Path, folder: Path) -> tuple[str, ...]:
     names = _subfolders(folder)
-    if names and not any(_images(folder / name) for name in names):
+    if names and not any(images_below(folder / name) for name in names):
         names = []
     if len(names) > 1:
         return tuple(names)
@@ -225,7 +225,7 @@ def _items(root: Path, folder: Path, classes: tuple[str, ...]) -> tuple[Item, ..
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
             continue
-        found = _images(folder / name)
+        found = images_below(folder / name)
         if not found:
             raise UserError(
                 f"The class folder {folder / name} holds no images: fill it or remove it. Images "
@@ -235,8 +235,12 @@ def _items(root: Path, folder: Path, classes: tuple[str, ...]) -> tuple[Item, ..
     return tuple(items)
 
 
-def _images(folder: Path) -> list[Path]:
+def images_below(folder: Path) -> list[Path]:
+    """All image files in a folder and its subfolders, sorted; hidden ones are left out."""
     return sorted(path for path in _walk(folder, set()) if path.suffix.lower() in EXTENSIONS)
+
+
+_images = images_below
 
 
 def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:

@@ -46,7 +46,7 @@ def list_tiny_imagenet(root: Path) -> Listing:
     train = list_folder_part(root, "train")
     labels = {name: label for label, name in enumerate(train.classes)}
     test = []
-    for number, line in enumerate(annotations.read_text("utf-8").splitlines(), start=1):
+    for number, line in enumerate(annotations.read_text("utf-8", "replace").splitlines(), start=1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in labels:
             raise UserError(
@@ -77,7 +77,7 @@ def _tiny_names(root: Path, ids: tuple[str, ...]) -> tuple[str, ...]:
     """The first word for each WordNet id, with the id where two classes share it."""
     words: dict[str, str] = {}
     if (root / "words.txt").is_file():
-        for line in (root / "words.txt").read_text("utf-8").splitlines():
+        for line in (root / "words.txt").read_text("utf-8", "replace").splitlines():
             identity, _, text = line.partition("\t")
             words[identity] = text.split(",")[0].strip()
     named = [words.get(identity, identity) for identity in ids]

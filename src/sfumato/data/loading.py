@@ -132,9 +132,9 @@ def _listing(entry: Entry | None, place: Path) -> Listing:
     if entry is not None:
         return list_imagenette(place) if entry.name == "imagenette" else list_tiny_imagenet(place)
     for known in CATALOGUE.values():
-        if place.resolve().name in {Path(folder).name for folder in known.folders} - {
-            "raw"
-        } and any((place / marker).is_file() for marker in known.markers):
+        folders = {Path(folder).name for folder in known.folders} - {"raw"}
+        files = any((place / marker).is_file() for marker in known.markers)
+        if place.resolve().name in folders and files:
             raise UserError(
                 f"{place} holds the files of '{known.name}': give the name {known.name} with "
                 f"--data-root {place.parent} instead of the folder."

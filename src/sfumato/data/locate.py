@@ -42,10 +42,10 @@ def find(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path | Non
     """
     for place in places(root):
         for folder in _candidates(place, entry.folders):
-            if any((folder / marker).exists() for marker in entry.markers):
+            if any(os.path.exists(folder / marker) for marker in entry.markers):
                 return folder
         for archive in _candidates(place, entry.archives):
-            if archive.is_file():
+            if os.path.isfile(archive):
                 return archive
     return None
 
@@ -60,7 +60,7 @@ def require(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path:
         place / download.path
         for place in places(root)
         for download in entry.downloads
-        if (place / download.path).is_file()
+        if os.path.isfile(place / download.path)
     ]
     hint = f" The archive {unpacked[0]} is there but not unpacked." if unpacked else ""
     to = f" --to {unpacked[0].parent}" if unpacked else ""

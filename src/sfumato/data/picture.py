@@ -12,7 +12,7 @@ from sfumato.errors import UserError
 
 _COLUMNS = 10
 _ROWS = 20
-_SMALLEST_CELL = 48
+_SMALLEST_CELL = 64
 _GAP = 4
 _NAME_WIDTH = 140
 

@@ -9,9 +9,16 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from sfumato.models._options import parse_options
 from sfumato.models._summary import Layer, Summary, summary, summary_of
-from sfumato.models.registry import ModelInfo, create, info, names, patterns, register
+from sfumato.models.registry import (
+    ModelInfo,
+    create,
+    info,
+    names,
+    parse_options,
+    patterns,
+    register,
+)
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_"):

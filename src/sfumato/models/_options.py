@@ -26,7 +26,7 @@ class Option:
 
 def declared_options(build: Callable[..., object], *, skip: Iterable[str]) -> dict[str, Option]:
     """The options that a builder declares: its keyword-only arguments apart from `skip`."""
-    hints = typing.get_type_hints(build)
+    hints = typing.get_type_hints(build, include_extras=True)
     options: dict[str, Option] = {}
     for key, parameter in inspect.signature(build).parameters.items():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
@@ -69,7 +69,7 @@ def check_options(
     return checked
 
 
-def parse_options(
+def read_options(
     name: str, options: Mapping[str, Option], texts: Iterable[str]
 ) -> dict[str, object]:
     """Options from `option=value` texts, as the command line gives them.
@@ -82,10 +82,8 @@ def parse_options(
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
             raise UserError(f"'{text}' is not an option of a model: write option=value.")
-        if key not in options:
-            parsed[key] = value
-            continue
-        for hint in _alternatives(options[key].hint):
+        hints = _alternatives(options[key].hint) if key in options else (object,)
+        for hint in hints:
             read = _read(value, hint)
             if read is not None:
                 parsed[key] = read[0]
@@ -135,6 +133,10 @@ def _fit(value: object, hint: object) -> tuple[object] | None:
         fitted = [_fit(v, h) for v, h in zip(value, hints, strict=True)]
         parts = tuple(f[0] for f in fitted if f is not None)
         return (parts,) if len(parts) == len(value) else None
+    if origin is typing.Annotated:
+        return _fit(value, arguments[0])
+    if hint is int and isinstance(value, int) and value < 1:
+        return None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return (float(value),)
     if isinstance(hint, type) and isinstance(value, hint):
@@ -153,6 +155,8 @@ def _read(text: str, hint: object) -> tuple[object] | None:
         parts = [part.strip() for part in text.strip("()[]").split(",") if part.strip()]
         read = [_read(part, arguments[0]) for part in parts]
         return (tuple(r[0] for r in read if r is not None),) if None not in read else None
+    if origin is typing.Annotated:
+        return _read(text, arguments[0])
     if hint is bool:
         truth = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
         return (truth[text.lower()],) if text.lower() in truth else None
@@ -163,7 +167,8 @@ def _read(text: str, hint: object) -> tuple[object] | None:
             return (hint(text),)
         except ValueError:
             return None
-    return None
+    guesses = (_read(text, kind) for kind in (int, float, bool, str))
+    return next((guess for guess in guesses if guess is not None), None)
 
 
 def _words(hint: object) -> str:
@@ -176,7 +181,14 @@ def _words(hint: object) -> str:
     if origin is tuple:
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return f"a list of {count}" + ("whole numbers" if arguments[0] is int else "values")
-    plain = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+    if origin is typing.Annotated:
+        return str(arguments[1])
+    plain = {
+        int: "a whole number of at least 1",
+        float: "a number",
+        str: "a word",
+        bool: "true or false",
+    }
     if hint is type(None):
         return "none"
     return plain.get(hint, str(hint)) if isinstance(hint, type) else str(hint)

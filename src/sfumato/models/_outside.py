@@ -7,11 +7,13 @@ import importlib
 import inspect
 import os
 import sys
+import typing
 from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 
 from sfumato.errors import UserError, nearest
+from sfumato.models._options import Option
 
 
 def build_outside(
@@ -55,6 +57,20 @@ def build_outside(
             "torch.nn.Module."
         )
     return model
+
+
+def outside_options(name: str) -> dict[str, Option]:
+    """The arguments of `package.module:function` other than classes, channels and size."""
+    build = _load(name)
+    try:
+        hints = typing.get_type_hints(build, include_extras=True)
+    except (NameError, TypeError):
+        hints = {}
+    return {
+        key: Option(hint=hints.get(key, object), default=parameter.default)
+        for key, parameter in inspect.signature(build).parameters.items()
+        if key not in ("classes", "channels", "size")
+    }
 
 
 def _load(name: str) -> Callable[..., object]:

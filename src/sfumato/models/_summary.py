@@ -106,14 +106,14 @@ class _ShapesOnly(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> object:
         if func in (Tensor.normal_, Tensor.uniform_):
-            return args[0].zero_()
+            return args[0]
         if func is F.group_norm:
             return args[0]
-        if func is F.conv2d and not kwargs and not isinstance(args[4], str):
+        if func is F.conv2d and len(args) == 7 and not isinstance(args[4], str):
             image, weight, _, stride, padding, dilation, _ = args
             sides = zip(image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
             size = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
-            return image.new_zeros(len(image), len(weight), *size)
+            return image.new_empty(len(image), len(weight), *size)
         return func(*args, **(kwargs or {}))
 
 

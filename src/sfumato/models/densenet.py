@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from sfumato import nn as layers
 from sfumato.errors import UserError
 from sfumato.models.registry import register
 from sfumato.models.resnet import Stem, small_stem
-from sfumato.nn import Init, Norm
+from sfumato.nn import Activation, Init, Norm
 
 
 class Concatenated(nn.Module):
@@ -34,7 +36,7 @@ def densenet121(
     stem: Stem = "auto",
     norm: Norm = "group",
     groups: int = 32,
-    activation: str = "relu",
+    activation: Activation = "relu",
     init: Init = "xavier",
 ) -> nn.Module:
     """The densely connected network of Huang et al. (2017) with group norm in place of batch norm.
@@ -50,32 +52,39 @@ def densenet121(
             f"{size[0]}x{size[1]}: choose stem = 'cifar'."
         )
 
-    def normalised(width: int) -> list[nn.Module]:
-        layer = layers.norm(norm, width, groups=groups)
-        return layers.normalised("norm-activation", layer, activation)
+    def preactivated(conv: nn.Conv2d) -> nn.Sequential:
+        layer = layers.norm(norm, conv.in_channels, groups=groups)
+        parts = layers.normalised("norm-activation", layer, activation)
+        parts["conv"] = conv
+        return nn.Sequential(parts)
+
+    def block(width: int) -> Concatenated:
+        squeeze = nn.Conv2d(width, 4 * growth, 1, bias=False)
+        grow = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+        return Concatenated(nn.Sequential(preactivated(squeeze), preactivated(grow)))
 
     width = 2 * growth
-    net = nn.Sequential(
-        nn.Conv2d(channels, width, 3, padding=1, bias=False)
-        if small
-        else nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
-        *normalised(width),
-        *([] if small else [nn.MaxPool2d(3, stride=2, padding=1)]),
-    )
-    for stage, blocks in enumerate((6, 12, 24, 16)):
-        if stage > 0:
-            half = width // 2
-            net.extend([*normalised(width), nn.Conv2d(width, half, 1, bias=False), nn.AvgPool2d(2)])
-            width = half
-        for _ in range(blocks):
-            body = nn.Sequential(
-                *normalised(width),
-                nn.Conv2d(width, 4 * growth, 1, bias=False),
-                *normalised(4 * growth),
-                nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
-            )
-            net.append(Concatenated(body))
-            width += growth
-    net.extend([*normalised(width), nn.AdaptiveAvgPool2d(1), nn.Flatten()])
-    net.append(nn.Linear(width, classes))
-    return layers.initialise(net, init)
+    parts = OrderedDict[str, nn.Module]()
+    if small:
+        parts["first"] = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    else:
+        parts["first"] = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        parts["norm1"] = layers.norm(norm, width, groups=groups)
+        parts["activation1"] = layers.activation(activation)
+        parts["pool1"] = nn.MaxPool2d(3, stride=2, padding=1)
+    for stage, blocks in enumerate((6, 12, 24, 16), start=1):
+        if stage > 1:
+            parts[f"between{stage}"] = preactivated(nn.Conv2d(width, width // 2, 1, bias=False))
+            parts[f"pool{stage}"] = nn.AvgPool2d(2)
+            width //= 2
+        sequence = [block(width + index * growth) for index in range(blocks)]
+        parts[f"stage{stage}"] = nn.Sequential(*sequence)
+        width += blocks * growth
+    parts["norm"] = layers.norm(norm, width, groups=groups)
+    parts["activation"] = layers.activation(activation)
+    parts["pool"] = nn.AdaptiveAvgPool2d(1)
+    parts["flatten"] = nn.Flatten()
+    parts["head"] = nn.Linear(width, classes)
+    stride = 8 if small else 32
+    layers.check_norms(parts["stage4"], size=(size[0] // stride, size[1] // stride))
+    return layers.initialise(nn.Sequential(parts), init)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 
 from sfumato import nn as layers
 from sfumato.models.registry import register
 from sfumato.models.resnet import Stem, small_stem
-from sfumato.nn import Init, Norm
+from sfumato.nn import Activation, Init, Norm
 
 _STAGES = (
     # expansion, kernel, stride, channels, blocks
@@ -26,13 +28,14 @@ class SqueezeExcite(nn.Module):
 
     def __init__(self, channels: int, squeezed: int, activation: nn.Module) -> None:
         super().__init__()
-        self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, squeezed, 1),
-            activation,
-            nn.Conv2d(squeezed, channels, 1),
-            nn.Sigmoid(),
+        parts = OrderedDict[str, nn.Module](
+            mean=nn.AdaptiveAvgPool2d(1),
+            squeeze=nn.Conv2d(channels, squeezed, 1),
+            activation=activation,
+            excite=nn.Conv2d(squeezed, channels, 1),
+            sigmoid=nn.Sigmoid(),
         )
+        self.gate = nn.Sequential(parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale the channels."""
@@ -62,7 +65,7 @@ def efficientnet_b0(
     stem: Stem = "auto",
     norm: Norm = "group",
     groups: int = 32,
-    activation: str = "silu",
+    activation: Activation = "silu",
     init: Init = "xavier",
 ) -> nn.Module:
     """The network of Tan and Le (2019) with group norm in place of batch norm, without dropout.
@@ -71,32 +74,40 @@ def efficientnet_b0(
     where a side is under 64 pixels.
     """
 
-    def conv(
-        into: int, out: int, kernel: int, stride: int = 1, groups_: int = 1
-    ) -> list[nn.Module]:
-        padding = kernel // 2
-        layer = nn.Conv2d(into, out, kernel, stride, padding, groups=groups_, bias=False)
-        return [layer, layers.norm(norm, out, groups=groups)]
+    def normed(conv: nn.Conv2d, *, active: bool = True) -> nn.Sequential:
+        layer = layers.norm(norm, conv.out_channels, groups=groups)
+        parts = OrderedDict[str, nn.Module](conv=conv, norm=layer)
+        if active:
+            parts["activation"] = layers.activation(activation)
+        return nn.Sequential(parts)
+
+    def pointwise(into: int, out: int) -> nn.Conv2d:
+        return nn.Conv2d(into, out, 1, bias=False)
 
     def bottleneck(into: int, out: int, expansion: int, kernel: int, stride: int) -> Block:
-        wide = into * expansion
-        expand = [*conv(into, wide, 1), layers.activation(activation)] if expansion > 1 else []
-        body = nn.Sequential(
-            *expand,
-            *conv(wide, wide, kernel, stride, groups_=wide),
-            layers.activation(activation),
-            SqueezeExcite(wide, into // 4, layers.activation(activation)),
-            *conv(wide, out, 1),
-        )
-        return Block(body, residual=stride == 1 and into == out)
+        wide, half = into * expansion, kernel // 2
+        depthwise = nn.Conv2d(wide, wide, kernel, stride, half, groups=wide, bias=False)
+        parts = OrderedDict[str, nn.Module]()
+        if expansion > 1:
+            parts["expand"] = normed(pointwise(into, wide))
+        parts["depthwise"] = normed(depthwise)
+        parts["gate"] = SqueezeExcite(wide, into // 4, layers.activation(activation))
+        parts["project"] = normed(pointwise(wide, out), active=False)
+        return Block(nn.Sequential(parts), residual=stride == 1 and into == out)
 
-    first = 1 if small_stem(stem, size) else 2
-    net = nn.Sequential(*conv(channels, 32, 3, first), layers.activation(activation))
+    start = 1 if small_stem(stem, size) else 2
+    first = nn.Conv2d(channels, 32, 3, start, padding=1, bias=False)
+    parts = OrderedDict[str, nn.Module](first=normed(first))
     into = 32
-    for expansion, kernel, stride, out, blocks in _STAGES:
-        for index in range(blocks):
-            net.append(bottleneck(into, out, expansion, kernel, stride if index == 0 else 1))
-            into = out
-    net.extend([*conv(into, 1280, 1), layers.activation(activation)])
-    net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes)])
-    return layers.initialise(net, init)
+    for number, (expansion, kernel, stride, out, blocks) in enumerate(_STAGES, start=1):
+        rest = [bottleneck(out, out, expansion, kernel, 1) for _ in range(blocks - 1)]
+        sequence = [bottleneck(into, out, expansion, kernel, stride), *rest]
+        parts[f"stage{number}"] = nn.Sequential(*sequence)
+        into = out
+    parts["last"] = normed(pointwise(into, 1280))
+    parts["pool"] = nn.AdaptiveAvgPool2d(1)
+    parts["flatten"] = nn.Flatten()
+    parts["head"] = nn.Linear(1280, classes)
+    stride = 16 * start
+    layers.check_norms(parts["last"], size=(-(-size[0] // stride), -(-size[1] // stride)))
+    return layers.initialise(nn.Sequential(parts), init)

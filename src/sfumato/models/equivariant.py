@@ -40,11 +40,6 @@ def field_counts(field: Field, layout: tuple[int, int, int]) -> tuple[int, int, 
     The first two are widths for the group, the third is one for its subgroup of half the order (for
     no symmetry at all after SO(2)); fractions are dropped, as in the paper's counts.
     """
-    if min(layout) < 1:
-        raise UserError(
-            f"The layout {','.join(map(str, layout))} is not one of three positive whole numbers: "
-            "the paper studies 64,128,256, 32,64,128, 16,32,64 and 8,16,32."
-        )
     narrow, middle, wide = layout
     if isinstance(field, Irreps):
         factor, factor_after = math.sqrt(1.5) / field.frequency**2, 1.0
@@ -185,8 +180,6 @@ def _kit(
     standardise: bool,
     scale: Scale,
 ) -> Kit:
-    if groups < 1:
-        raise UserError(f"A norm needs at least 1 group, not {groups}.")
     return Kit(
         field=field,
         blur=isinstance(field, Irreps),
@@ -221,9 +214,10 @@ def eq_resnet9(
 
     `group` is c4, c8, c16, d4, d8, d16 or another with an even number of rotations, or so2-1,
     so2-2, so2-3 and so on for SO(2) up to that frequency. `layout` gives the widths of a network
-    without symmetry, from which the numbers of fields follow. From the fourth convolution on the
-    network keeps half of the group's rotations (nothing of SO(2)); a maximum over the elements that
-    are left ends it. Sizes that 8 divides keep the symmetry of finite groups exact on the grid.
+    without symmetry, from which the numbers of fields follow; the paper studies (64, 128, 256),
+    (32, 64, 128), (16, 32, 64) and (8, 16, 32). From the fourth convolution on the network keeps
+    half of the group's rotations (nothing of SO(2)); a maximum over the elements that are left ends
+    it. Sizes that 8 divides keep the symmetry of finite groups exact on the grid.
 
     The norm is by groups of fields (at most `groups`, with more than 3 fields each), and the i.i.d.
     instance norm for SO(2), both without gain and shift unless `affine`. The activation is Mish,

@@ -4,21 +4,22 @@ A builder is a function with keyword-only arguments `classes`, `channels`, `size
 and the model's options, each annotated and with a default, that returns an `nn.Module` from
 (B, C, H, W) images to (B, classes) logits. Options are checked against their annotations before the
 builder is called, so that a misspelt option or a wrong value is one sentence and not a traceback.
+Whole-number options are counts: values below 1 are refused.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from torch import nn
 
 from sfumato.errors import UserError, nearest
-from sfumato.models._options import Option, check_options, declared_options
-from sfumato.models._outside import build_outside
+from sfumato.models._options import Option, check_options, declared_options, read_options
+from sfumato.models._outside import build_outside, outside_options
 
 Builder = Callable[..., nn.Module]
 F = TypeVar("F", bound=Builder)
@@ -139,6 +140,16 @@ def info(name: str) -> ModelInfo:
         f"There is no model '{name}'.{hint} Known models: {', '.join(names())}{forms}; "
         "or give a function of your own as 'package.module:function'."
     )
+
+
+def parse_options(name: str, texts: Iterable[str]) -> dict[str, object]:
+    """Options of the model `name` from `option=value` texts, as the command line gives them.
+
+    Raises:
+        UserError: A text without `=`, or a value that cannot be read as the option's type.
+    """
+    options = outside_options(name) if ":" in name else info(name).options
+    return read_options(name, options, texts)
 
 
 def create(

@@ -6,13 +6,14 @@ each residual sum.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Literal
 
 from torch import Tensor, nn
 
 from sfumato import nn as layers
 from sfumato.models.registry import register
-from sfumato.nn import Init, Norm
+from sfumato.nn import Activation, Init, Norm
 
 SMOOTHNETS, KLAUSE = "Remerscheid et al. (2022)", "Klause et al. (2022)"
 Stem = Literal["auto", "imagenet", "cifar"]
@@ -75,7 +76,7 @@ def resnet(
     stem: Stem = "auto",
     norm: Norm = "group",
     groups: int = 32,
-    activation: str = "relu",
+    activation: Activation = "relu",
     init: Init = "xavier",
 ) -> nn.Module:
     """The residual networks of He et al. (2016) with group norm in place of batch norm.
@@ -84,39 +85,44 @@ def resnet(
     full resolution), or `auto`: `cifar` where a side is under 64 pixels.
     """
 
-    def conv(into: int, out: int, kernel: int, stride: int = 1) -> list[nn.Module]:
+    def conv(into: int, out: int, kernel: int, stride: int = 1) -> nn.Sequential:
         layer = nn.Conv2d(into, out, kernel, stride=stride, padding=kernel // 2, bias=False)
-        return [layer, layers.norm(norm, out, groups=groups)]
+        parts = OrderedDict[str, nn.Module](conv=layer, norm=layers.norm(norm, out, groups=groups))
+        return nn.Sequential(parts)
 
-    def block(into: int, width: int, out: int, stride: int) -> Block:
+    def block(into: int, width: int, out: int, stride: int = 1) -> Block:
         if bottleneck:
-            sizes = [(into, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1)]
+            convs = [conv(into, width, 1), conv(width, width, 3, stride), conv(width, out, 1)]
         else:
-            sizes = [(into, width, 3, stride), (width, out, 3, 1)]
-        body: list[nn.Module] = []
-        for place in sizes:
-            body += [layers.activation(activation)] if body else []
-            body += conv(*place)
-        same = into == out and stride == 1
+            convs = [conv(into, width, 3, stride), conv(width, out, 3)]
+        for each in convs[:-1]:
+            each.add_module("activation", layers.activation(activation))
         return Block(
-            body=nn.Sequential(*body),
-            skip=nn.Identity() if same else nn.Sequential(*conv(into, out, 1, stride)),
+            body=nn.Sequential(*convs),
+            skip=nn.Identity() if (into, stride) == (out, 1) else conv(into, out, 1, stride),
             after=layers.scale_norm(norm, out, groups=groups) if scaled else nn.Identity(),
             activation=layers.activation(activation),
         )
 
     small = small_stem(stem, size)
-    net = nn.Sequential(
-        *(conv(channels, 64, 3) if small else conv(channels, 64, 7, 2)),
-        layers.activation(activation),
-        *([] if small else [nn.MaxPool2d(3, stride=2, padding=1)]),
+    parts = OrderedDict[str, nn.Module](
+        first=conv(channels, 64, 3) if small else conv(channels, 64, 7, 2),
+        activation=layers.activation(activation),
     )
+    if not small:
+        parts["pool1"] = nn.MaxPool2d(3, stride=2, padding=1)
     into = 64
     for stage, count in enumerate(blocks):
         width = 64 * 2**stage
         out = 4 * width if bottleneck else width
-        for index in range(count):
-            net.append(block(into, width, out, stride=2 if stage > 0 and index == 0 else 1))
-            into = out
-    net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, classes)])
-    return layers.initialise(net, init)
+        rest = [block(out, width, out) for _ in range(count - 1)]
+        parts[f"stage{stage + 1}"] = nn.Sequential(
+            block(into, width, out, stride=2 if stage else 1), *rest
+        )
+        into = out
+    parts["pool"] = nn.AdaptiveAvgPool2d(1)
+    parts["flatten"] = nn.Flatten()
+    parts["head"] = nn.Linear(into, classes)
+    stride = 8 if small else 32
+    layers.check_norms(parts["stage4"], size=(-(-size[0] // stride), -(-size[1] // stride)))
+    return layers.initialise(nn.Sequential(parts), init)

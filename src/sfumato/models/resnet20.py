@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 
 from sfumato import nn as layers
 from sfumato.models.registry import register
-from sfumato.nn import Init, Norm
+from sfumato.nn import Activation, Init, Norm
 
 
 class Block(nn.Module):
@@ -32,7 +34,7 @@ def resnet20(
     filters: int = 16,
     norm: Norm = "group",
     group_size: int = 4,
-    activation: str = "relu",
+    activation: Activation = "relu",
     standardise: bool = True,
     init: Init = "lecun",
 ) -> nn.Module:
@@ -42,26 +44,37 @@ def resnet20(
     has `group_size` channels, so 4, 8 and 16 groups. The paper states no parameter count.
     """
 
-    def conv(into: int, out: int, kernel: int, stride: int) -> list[nn.Module]:
+    def conv(into: int, out: int, *, kernel: int = 3, stride: int = 1) -> nn.Sequential:
         layer = nn.Conv2d(into, out, kernel, stride=stride, padding=kernel // 2, bias=False)
         if standardise:
             layers.standardised(layer, form="plain", gain=False)
-        return [layer, layers.norm(norm, out, groups=max(1, out // group_size))]
+        groups = max(1, out // group_size)
+        parts = OrderedDict[str, nn.Module](conv=layer, norm=layers.norm(norm, out, groups=groups))
+        return nn.Sequential(parts)
 
+    def block(into: int, out: int, *, stride: int = 1) -> Block:
+        body = OrderedDict[str, nn.Module](
+            first=conv(into, out, stride=stride),
+            activation=layers.activation(activation),
+            second=conv(out, out),
+        )
+        return Block(
+            body=nn.Sequential(body),
+            skip=nn.Identity() if into == out else conv(into, out, kernel=1, stride=stride),
+            activation=layers.activation(activation),
+        )
+
+    parts = OrderedDict[str, nn.Module](
+        first=conv(channels, filters), activation=layers.activation(activation)
+    )
     into = filters
-    net = nn.Sequential(*conv(channels, into, 3, 1), layers.activation(activation))
     for stage in range(3):
         out = filters * 2**stage
-        for _ in range(blocks):
-            stride = 2 if into != out else 1
-            body = [
-                *conv(into, out, 3, stride),
-                layers.activation(activation),
-                *conv(out, out, 3, 1),
-            ]
-            skip = nn.Identity() if into == out else nn.Sequential(*conv(into, out, 1, stride))
-            act = layers.activation(activation)
-            net.append(Block(body=nn.Sequential(*body), skip=skip, activation=act))
-            into = out
-    net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, classes)])
-    return layers.initialise(net, init)
+        rest = [block(out, out) for _ in range(blocks - 1)]
+        parts[f"stage{stage + 1}"] = nn.Sequential(block(into, out, stride=out // into), *rest)
+        into = out
+    parts["pool"] = nn.AdaptiveAvgPool2d(1)
+    parts["flatten"] = nn.Flatten()
+    parts["head"] = nn.Linear(into, classes)
+    layers.check_norms(parts["stage3"], size=(-(-size[0] // 4), -(-size[1] // 4)))
+    return layers.initialise(nn.Sequential(parts), init)

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 
 from sfumato import nn as layers
 from sfumato.models.registry import register
-from sfumato.nn import Init, Norm, NormOrder
+from sfumato.nn import Activation, Init, Norm, NormOrder
 
 PAPER = "Klause et al. (2022)"
 
@@ -39,7 +41,7 @@ def resnet9(
     norm_order: NormOrder = "activation-norm",
     norm: Norm = "group",
     groups: int = 32,
-    activation: str = "mish",
+    activation: Activation = "mish",
     init: Init = "torch",
 ) -> nn.Module:
     """Eight 3x3 convolutions without bias, of which two pairs are residual, and a linear layer.
@@ -50,26 +52,27 @@ def resnet9(
     """
 
     def block(into: int, out: int, pool: bool = False) -> nn.Sequential:
-        return nn.Sequential(
-            nn.Conv2d(into, out, 3, padding=1, bias=False),
-            *layers.normalised(norm_order, layers.norm(norm, out, groups=groups), activation),
-            *([nn.MaxPool2d(2)] if pool else []),
-        )
+        parts = OrderedDict[str, nn.Module](conv=nn.Conv2d(into, out, 3, padding=1, bias=False))
+        parts |= layers.normalised(norm_order, layers.norm(norm, out, groups=groups), activation)
+        if pool:
+            parts["pool"] = nn.MaxPool2d(2)
+        return nn.Sequential(parts)
 
     def residual(width: int) -> Residual:
         after = layers.scale_norm(norm, width, groups=groups) if scaled else nn.Identity()
         return Residual(nn.Sequential(block(width, width), block(width, width)), after)
 
     narrow, middle, wide = layout
-    net = nn.Sequential(
-        block(channels, narrow),
-        block(narrow, middle, pool=True),
-        residual(middle),
-        block(middle, wide, pool=True),
-        block(wide, wide, pool=True),
-        residual(wide),
-        nn.AdaptiveMaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(4 * wide, classes),
+    parts = OrderedDict[str, nn.Module](
+        conv1=block(channels, narrow),
+        conv2=block(narrow, middle, pool=True),
+        res1=residual(middle),
+        conv3=block(middle, wide, pool=True),
+        conv4=block(wide, wide, pool=True),
+        res2=residual(wide),
+        pool=nn.AdaptiveMaxPool2d(2),
+        flatten=nn.Flatten(),
+        head=nn.Linear(4 * wide, classes),
     )
-    return layers.initialise(net, init)
+    layers.check_norms(parts["res2"], size=(size[0] // 8, size[1] // 8))
+    return layers.initialise(nn.Sequential(parts), init)

@@ -6,15 +6,15 @@ Trainable parameters on 3x32x32 images with 10 classes: width 8, depth 5 (the pu
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from sfumato import nn as layers
-from sfumato.errors import UserError
 from sfumato.models.registry import register
-from sfumato.nn import Init, Norm, NormOrder
+from sfumato.nn import Activation, Init, Norm, NormOrder
 
 Links = Literal["dense", "residual", "plain"]
 Pooling = Literal["max", "average", "none"]
@@ -72,7 +72,7 @@ def smoothnet(
     norm: Norm = "group",
     groups: int = 8,
     pooling: Pooling = "max",
-    activation: str = "selu",
+    activation: Activation = "selu",
     norm_order: NormOrder = "norm-activation",
     init: Init = "xavier",
 ) -> nn.Module:
@@ -83,20 +83,14 @@ def smoothnet(
     4x4 positions and classified by three linear layers. With `residual` links the first block of a
     stage has a 1x1 convolution on its skip path.
     """
-    if width < 1 or depth < 1:
-        raise UserError("SmoothNet needs a width and a depth of at least 1.")
 
     def block(into: int, out: int) -> nn.Module:
-        pool: dict[str, list[nn.Module]] = {
-            "max": [nn.MaxPool2d(3, stride=1, padding=1)],
-            "average": [nn.AvgPool2d(3, stride=1, padding=1)],
-            "none": [],
-        }
-        return nn.Sequential(
-            nn.Conv2d(into, out, 3, padding=1, bias=False),
-            *pool[pooling],
-            *layers.normalised(norm_order, layers.norm(norm, out, groups=groups), activation),
-        )
+        parts = OrderedDict[str, nn.Module](conv=nn.Conv2d(into, out, 3, padding=1, bias=False))
+        if pooling != "none":
+            pool = nn.MaxPool2d if pooling == "max" else nn.AvgPool2d
+            parts["pool"] = pool(3, stride=1, padding=1)
+        parts |= layers.normalised(norm_order, layers.norm(norm, out, groups=groups), activation)
+        return nn.Sequential(parts)
 
     def stage(into: int, out: int) -> Stage:
         later = [into + index * out if links == "dense" else out for index in range(1, depth)]
@@ -105,19 +99,19 @@ def smoothnet(
 
     first = stage(channels, 8 * width)
     between = max(1, first.channels // 2)
-    net = nn.Sequential(
-        first,
-        nn.Conv2d(first.channels, between, 1, bias=False),
-        nn.AvgPool2d(2),
-        stage(between, 16 * width),
-        nn.AvgPool2d(2),
-        LastChannels(16 * width),
-        nn.AdaptiveAvgPool2d(4),
-        nn.Flatten(),
-        nn.Linear(16 * 16 * width, 256),
-        layers.activation(activation),
-        nn.Linear(256, 128),
-        layers.activation(activation),
-        nn.Linear(128, classes),
+    parts = OrderedDict[str, nn.Module](
+        stage1=first,
+        between=nn.Conv2d(first.channels, between, 1, bias=False),
+        pool1=nn.AvgPool2d(2),
+        stage2=stage(between, 16 * width),
+        pool2=nn.AvgPool2d(2),
+        last=LastChannels(16 * width),
+        pool3=nn.AdaptiveAvgPool2d(4),
+        flatten=nn.Flatten(),
+        hidden1=nn.Linear(16 * 16 * width, 256),
+        activation1=layers.activation(activation),
+        hidden2=nn.Linear(256, 128),
+        activation2=layers.activation(activation),
+        head=nn.Linear(128, classes),
     )
-    return layers.initialise(net, init)
+    return layers.initialise(nn.Sequential(parts), init)

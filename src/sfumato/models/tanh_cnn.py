@@ -7,11 +7,13 @@ epsilon 3, delta 1e-5, with learning rate 2, clipping norm 1 and 100 steps at sa
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import nn
 
 from sfumato import nn as layers
 from sfumato.models.registry import register
-from sfumato.nn import Init
+from sfumato.nn import Activation, Init
 
 _GRID = 4
 """The linear layer sees at most 4x4 positions, so that large images do not make it large."""
@@ -24,7 +26,7 @@ def tanh_cnn(
     channels: int,
     size: tuple[int, int],
     filters: int = 16,
-    activation: str = "tanh",
+    activation: Activation = "tanh",
     init: Init = "torch",
 ) -> nn.Module:
     """Two max-pooled 3x3 convolutions of `filters` and 2 * `filters` filters, and a linear layer.
@@ -32,14 +34,14 @@ def tanh_cnn(
     The first pool halves the image, the second leaves at most 4x4 positions.
     """
     height, width = (min(side // 2, _GRID) for side in size)
-    net = nn.Sequential(
-        nn.Conv2d(channels, filters, 3, padding=1),
-        layers.activation(activation),
-        nn.MaxPool2d(2),
-        nn.Conv2d(filters, 2 * filters, 3, padding=1),
-        layers.activation(activation),
-        nn.AdaptiveMaxPool2d((height, width)),
-        nn.Flatten(),
-        nn.Linear(2 * filters * height * width, classes),
+    parts = OrderedDict[str, nn.Module](
+        conv1=nn.Conv2d(channels, filters, 3, padding=1),
+        activation1=layers.activation(activation),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(filters, 2 * filters, 3, padding=1),
+        activation2=layers.activation(activation),
+        pool2=nn.AdaptiveMaxPool2d((height, width)),
+        flatten=nn.Flatten(),
+        head=nn.Linear(2 * filters * height * width, classes),
     )
-    return layers.initialise(net, init)
+    return layers.initialise(nn.Sequential(parts), init)

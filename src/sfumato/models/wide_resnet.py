@@ -5,12 +5,14 @@ WRN-16-4 has 2 752 506 trainable parameters on 3x32x32 images with 10 classes, t
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 
 from sfumato import nn as layers
 from sfumato.errors import UserError
 from sfumato.models.registry import register
-from sfumato.nn import Init, Norm, NormOrder
+from sfumato.nn import Activation, Init, Norm, NormOrder
 
 DE, KLAUSE = "De et al. (2022)", "Klause et al. (2022)"
 
@@ -70,7 +72,7 @@ def wide_resnet(
     norm_order: NormOrder = "activation-norm",
     norm: Norm = "group",
     groups: int = 16,
-    activation: str = "relu",
+    activation: Activation = "relu",
     standardise: bool = True,
     init: Init = "lecun",
 ) -> nn.Module:
@@ -94,24 +96,30 @@ def wide_resnet(
 
     def preactivation(features: int) -> nn.Sequential:
         layer = layers.norm(norm, features, groups=groups)
-        return nn.Sequential(*layers.normalised(norm_order, layer, activation))
+        return nn.Sequential(layers.normalised(norm_order, layer, activation))
 
+    def block(into: int, out: int, stride: int) -> Block:
+        return Block(
+            before=preactivation(into),
+            first=conv(into, out, stride),
+            between=preactivation(out),
+            second=conv(out, out),
+            skip=nn.Conv2d(into, out, 1, stride, bias=False) if into != out else None,
+            after=layers.scale_norm(norm, out, groups=groups) if scaled else nn.Identity(),
+        )
+
+    blocks = (depth - 4) // 6
+    parts = OrderedDict[str, nn.Module](conv=conv(channels, 16))
     into = 16
-    net = nn.Sequential(conv(channels, into))
     for stage in range(3):
         out = 16 * width * 2**stage
-        for index in range((depth - 4) // 6):
-            stride = 2 if stage > 0 and index == 0 else 1
-            block = Block(
-                before=preactivation(into),
-                first=conv(into, out, stride),
-                between=preactivation(out),
-                second=conv(out, out),
-                skip=nn.Conv2d(into, out, 1, stride, bias=False) if into != out else None,
-                after=layers.scale_norm(norm, out, groups=groups) if scaled else nn.Identity(),
-            )
-            net.append(block)
-            into = out
-    net.append(preactivation(into))
-    net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, classes)])
-    return layers.initialise(net, init)
+        first = block(into, out, stride=2 if stage else 1)
+        rest = [block(out, out, stride=1) for _ in range(blocks - 1)]
+        parts[f"stage{stage + 1}"] = nn.Sequential(first, *rest)
+        into = out
+    parts["last"] = preactivation(into)
+    parts["pool"] = nn.AdaptiveAvgPool2d(1)
+    parts["flatten"] = nn.Flatten()
+    parts["head"] = nn.Linear(into, classes)
+    layers.check_norms(parts["stage3"], size=(-(-size[0] // 4), -(-size[1] // 4)))
+    return layers.initialise(nn.Sequential(parts), init)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from sfumato.nn.activations import TemperedSigmoid, activation, activation_names
+from sfumato.nn.activations import Activation, TemperedSigmoid, activation, activation_names
 from sfumato.nn.init import Init, initialise
-from sfumato.nn.norms import Norm, NormOrder, divisor, norm, normalised, scale_norm
+from sfumato.nn.norms import (
+    Norm,
+    NormOrder,
+    check_norms,
+    divisor,
+    norm,
+    normalised,
+    scale_norm,
+)
 from sfumato.nn.standardise import WeightStandardisation, is_standardised, standardised
 
 __all__ = [
+    "Activation",
     "Init",
     "Norm",
     "NormOrder",
@@ -15,6 +24,7 @@ __all__ = [
     "WeightStandardisation",
     "activation",
     "activation_names",
+    "check_norms",
     "divisor",
     "initialise",
     "is_standardised",

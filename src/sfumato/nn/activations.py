@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,11 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "tempered-sigmoid": TemperedSigmoid,
 }
+
+Activation = Annotated[
+    str, "one of " + ", ".join(sorted(_ACTIVATIONS)) + " (or tempered-sigmoid:s,T,o)"
+]
+"""The name of an activation, as an option of a model."""
 
 
 def activation_names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Literal, get_args
 
 from torch import nn
@@ -59,7 +60,27 @@ def scale_norm(kind: Norm, channels: int, *, groups: int = 32) -> nn.Module:
     return norm(kind, channels, groups=groups)
 
 
-def normalised(order: NormOrder, norm: nn.Module, name: str) -> list[nn.Module]:
-    """A norm and the activation called `name`, in the given order."""
-    pair = [norm, activation(name)]
-    return pair if order == "norm-activation" else pair[::-1]
+def check_norms(module: nn.Module, *, size: tuple[int, int]) -> None:
+    """Refuse norms over a single value, which would give zero whatever the image.
+
+    Args:
+        module: The part of a network to look through.
+        size: Height and width of what it sees.
+
+    Raises:
+        UserError: A group of a norm has one channel, and one position.
+    """
+    for layer in module.modules():
+        single = isinstance(layer, nn.GroupNorm) and layer.num_channels == layer.num_groups
+        if single and size == (1, 1):
+            raise UserError(
+                "The images are so small that one pixel is left in the last layers, and with one "
+                "channel per group nothing remains to normalise: use larger images, fewer groups, "
+                "or norm = 'layer'."
+            )
+
+
+def normalised(order: NormOrder, norm: nn.Module, name: str) -> OrderedDict[str, nn.Module]:
+    """A norm and the activation called `name`, in the given order, for an `nn.Sequential`."""
+    pair = [("norm", norm), ("activation", activation(name))]
+    return OrderedDict(pair if order == "norm-activation" else pair[::-1])

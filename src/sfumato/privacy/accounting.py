@@ -47,7 +47,7 @@ ORDERS: tuple[float, ...] = (
 )
 """Rényi orders: 1.1 to 10.9 in tenths, 11 to 63, then wider up to 2048 (epsilon of 0.01)."""
 
-REPORT_POINTS = 200_000
+REPORT_POINTS = 100_000
 """Most grid points of one step's privacy loss in a reported value."""
 
 SEARCH_POINTS = 10_000
@@ -59,7 +59,7 @@ CURVE_POINTS = 64
 HOPELESS = 1000.0
 """The epsilon from which on `pld` returns the `rdp` bound: there is no privacy left to measure."""
 
-_FEW_ORDERS = (2, 4, 8, 16, 32, 64, 128, 256)
+_FEW_ORDERS = (1.1, 1.25, 1.5, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def merge(steps: Sequence[Step]) -> tuple[Step, ...]:
     counts: dict[tuple[float, float], int] = {}
     for step in steps:
         key = (step.q, step.noise_multiplier)
-        counts[key] = counts.get(key, 0) + step.count
+        counts[key] = counts.get(key, 0) + int(step.count)
     return tuple(Step(q, noise, count) for (q, noise), count in counts.items())
 
 

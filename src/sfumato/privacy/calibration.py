@@ -1,8 +1,8 @@
 """Calibration: the noise, the steps or the batch that a privacy budget allows.
 
-Each question asks for the last integer (steps, examples per batch, noise in units of its last digit)
-whose epsilon stays within the target. Cheap upper bounds of epsilon find the place, RDP first; the
-accountant itself then confirms that the answer fits and that its neighbour does not.
+Each question asks for the last integer (steps, examples per batch, noise in units of its last
+digit) whose epsilon stays within the target. Cheap upper bounds of epsilon find the place, RDP
+first; the accountant itself then confirms that the answer fits and that its neighbour does not.
 
 *Guarantee:* `accounting.epsilon` of every answer is at most the target, with the same accountant.
 """
@@ -36,8 +36,8 @@ def noise_multiplier_for(
     accounting.check_q(q)
     check_steps(steps)
     guess = _central_limit(epsilon, delta, q, steps)
-    exponent = math.floor(math.log10(guess)) - SIGNIFICANT_DIGITS
-    units = max(1, math.ceil(guess / 10.0**exponent))
+    exponent = math.floor(math.log10(guess)) + 1 - SIGNIFICANT_DIGITS
+    units = math.ceil(guess / 10.0**exponent)
     for name in _chain(accountant):
         while True:
 
@@ -45,11 +45,11 @@ def noise_multiplier_for(
                 return Step(q, _decimal(units, exponent), steps)
 
             search = _Search(step, epsilon, delta, name, good_end=None, bad_end=0)
-            units = search.roughly(units)
+            units, slope = search.roughly(units, slope=-1.2)
             if units >= 10 ** (SIGNIFICANT_DIGITS - 1):
                 break
             units, exponent = 10 * units, exponent - 1
-    return _decimal(search.exactly(units), exponent)
+    return _decimal(search.exactly(units, slope), exponent)
 
 
 def steps_for(
@@ -69,12 +69,12 @@ def steps_for(
     def step(count: int) -> Step:
         return Step(q, noise_multiplier, count)
 
-    first = accounting.epsilon([step(1)], delta=delta, accountant=accountant)
-    if first > epsilon:
+    first = _excess(step(1), epsilon, delta, accountant)
+    if first is not None:
         raise UserError(
             f"Not even one step fits into epsilon = {epsilon:g}: with a sampling probability of "
-            f"{q:.4g} and a noise multiplier of {noise_multiplier:g} it costs {first:.4g}. Raise the "
-            "noise or epsilon, or lower the batch."
+            f"{q:.4g} and a noise multiplier of {noise_multiplier:g} it costs {first:.4g}. Raise "
+            "the noise or epsilon, or lower the batch."
         )
     count = _largest(step, epsilon, delta, accountant, MAX_STEPS)
     if count == MAX_STEPS:
@@ -104,11 +104,11 @@ def batch_for(
     def step(batch: int) -> Step:
         return Step(batch / examples, noise_multiplier, steps)
 
-    smallest = accounting.epsilon([step(1)], delta=delta, accountant=accountant)
-    if smallest > epsilon:
+    smallest = _excess(step(1), epsilon, delta, accountant)
+    if smallest is not None:
         raise UserError(
-            f"Not even an expected batch of 1 fits into epsilon = {epsilon:g}: {steps} steps with a "
-            f"noise multiplier of {noise_multiplier:g} cost {smallest:.4g}. Raise the noise or "
+            f"Not even an expected batch of 1 fits into epsilon = {epsilon:g}: {steps} steps with "
+            f"a noise multiplier of {noise_multiplier:g} cost {smallest:.4g}. Raise the noise or "
             "epsilon, or lower the steps."
         )
     return _largest(step, epsilon, delta, accountant, examples)
@@ -155,6 +155,23 @@ def _chain(accountant: AccountantName) -> tuple[AccountantName, ...]:
     return ("rdp",) if accountant == "rdp" else ("rdp", "pld")
 
 
+def _excess(step: Step, epsilon: float, delta: float, accountant: AccountantName) -> float | None:
+    """What `step` costs if that is more than `epsilon`, without precision where none is needed."""
+    if step.noise_multiplier > 0:
+        for name in _chain(accountant):
+            if _quick(step, delta, name) <= epsilon:
+                return None
+    spent = accounting.epsilon([step], delta=delta, accountant=accountant)
+    return spent if spent > epsilon else None
+
+
+def _quick(step: Step, delta: float, accountant: AccountantName) -> float:
+    """An upper bound of epsilon, quick and a little loose."""
+    if accountant == "rdp":
+        return accounting.rdp_epsilon((step,), delta, ORDERS[::4])
+    return accounting.pld_epsilon((step,), delta, SEARCH_POINTS)
+
+
 def _largest(
     step: Callable[[int], Step],
     epsilon: float,
@@ -162,11 +179,16 @@ def _largest(
     accountant: AccountantName,
     highest: int,
 ) -> int:
+    """The largest n from 1 to `highest` within the budget, given that 1 is."""
+    if _quick(step(highest), delta, "rdp") <= epsilon:
+        top = accounting.epsilon([step(highest)], delta=delta, accountant=accountant)
+        if top <= epsilon:
+            return highest
     n = 1
     for name in _chain(accountant):
         search = _Search(step, epsilon, delta, name, good_end=1, bad_end=highest + 1)
-        n = search.roughly(n)
-    return search.exactly(n)
+        n, slope = search.roughly(n, slope=0.7)
+    return search.exactly(n, slope)
 
 
 def _central_limit(epsilon: float, delta: float, q: float, steps: int) -> float:
@@ -185,8 +207,8 @@ def _decimal(units: int, exponent: int) -> float:
 class _Search:
     """The last integer, going from `good_end` to `bad_end`, whose step stays within `target`.
 
-    The ends themselves are never evaluated: `good_end` fits by assumption (None: far enough away
-    something fits) and `bad_end` does not.
+    The ends are never evaluated: `good_end` fits by assumption (None: something far away does), and
+    `bad_end` does not. On the way log epsilon is nearly linear in log n, which makes each guess.
     """
 
     step: Callable[[int], Step]
@@ -196,82 +218,69 @@ class _Search:
     good_end: int | None
     bad_end: int
 
-    def roughly(self, start: int) -> int:
-        """The answer by a cheap upper bound of epsilon."""
-        return self._boundary(self._quick(start), self.target, start)
-
-    def exactly(self, start: int) -> int:
-        """The answer by the accountant itself, given a rough one.
-
-        The difference between the rough and the true epsilon changes slowly, so it is measured at
-        the last place tried to predict the next.
-        """
-        quick = self._quick(start)
+    def roughly(self, start: int, slope: float) -> tuple[int, float]:
+        """An integer where the quick bound of epsilon is the target to 0.1 %, and its log-slope."""
         good, bad, n = self.good_end, self.bad_end, start
-        for attempt in range(1000):
-            spent = accounting.epsilon([self.step(n)], delta=self.delta, accountant=self.accountant)
-            if spent <= self.target:
+        tried: dict[int, float] = {}
+        while n not in tried:
+            tried[n] = _quick(self.step(n), self.delta, self.accountant)
+            if n == self.good_end and tried[n] > self.target:
+                break
+            if tried[n] <= self.target:
                 good = n
             else:
                 bad = n
-            if good is not None and abs(good - bad) == 1:
-                return good
-            rough = quick(n)
-            slack = rough - spent if math.isfinite(rough) else 0.0
-            n = self._boundary(quick, self.target + slack, n)
-            if good is None:
-                n = max(n, bad + 1)
-                continue
-            low, high = sorted((good, bad))
-            n = min(max(n, low + 1), high - 1) if attempt < 6 else (low + high) // 2
-        raise AssertionError("unreachable: every attempt narrows the bracket")
+            slope = _slope(tried, n, slope)
+            if abs(tried[n] / self.target - 1) < 1e-3:
+                break
+            n = self._guess(n, tried[n], slope, good, bad, len(tried))
+        return n, slope
 
-    def _quick(self, start: int) -> Callable[[int], float]:
-        if self.accountant == "pld":
-            return lambda n: accounting.pld_epsilon((self.step(n),), self.delta, SEARCH_POINTS)
-        here = (self.step(start),)
-        best = min(
-            range(len(ORDERS)),
-            key=lambda i: accounting.rdp_epsilon(here, self.delta, (ORDERS[i],)),
-        )
-        orders = ORDERS[max(0, best - 12) : best + 13]
-        return lambda n: accounting.rdp_epsilon((self.step(n),), self.delta, orders)
-
-    def _boundary(self, cost: Callable[[int], float], target: float, start: int) -> int:
-        """The last integer whose cost is at most `target`: gallop, then Illinois' false position."""
-        good, bad = self._bracket(cost, target, start)
-        good_excess, bad_excess = -target, target
-        last = 0
-        while abs(good - bad) > 1:
-            fraction = good_excess / (good_excess - bad_excess)
-            inside = abs(bad - good) - 1
-            away = min(max(round(fraction * (inside + 1)), 1), inside)
-            n = good + away if bad > good else good - away
-            excess = min(cost(n) - target, 10 * target)
-            if excess <= 0:
-                good, good_excess = n, min(excess, -1e-12)
-                bad_excess *= 0.5 if last == -1 else 1
-                last = -1
+    def exactly(self, start: int, slope: float) -> int:
+        """The answer by the accountant itself, given a rough one and the slope there."""
+        good, bad, n = self.good_end, self.bad_end, start
+        tried: dict[int, float] = {}
+        while good is None or abs(good - bad) > 1:
+            n = self._between(n, good, bad)
+            tried[n] = accounting.epsilon(
+                [self.step(n)], delta=self.delta, accountant=self.accountant
+            )
+            if tried[n] <= self.target:
+                good = n
             else:
-                bad, bad_excess = n, excess
-                good_excess *= 0.5 if last == 1 else 1
-                last = 1
+                bad = n
+            slope = _slope(tried, n, slope)
+            n = self._guess(n, tried[n], slope, good, bad, len(tried))
         return good
 
-    def _bracket(self, cost: Callable[[int], float], target: float, start: int) -> tuple[int, int]:
-        """A place that fits and one that does not, in strides that double from 1/16 of `start`."""
-        towards_good = 1 if self.good_end is None or self.good_end > self.bad_end else -1
-        n, stride = start, max(1, start // 16)
-        if n == self.good_end or cost(n) <= target:
-            while True:
-                good, n, stride = n, n - towards_good * stride, 2 * stride
-                if towards_good * (n - self.bad_end) <= 0:
-                    return good, self.bad_end
-                if cost(n) > target:
-                    return good, n
-        while True:
-            bad, n, stride = n, n + towards_good * stride, 2 * stride
-            if self.good_end is not None and towards_good * (n - self.good_end) >= 0:
-                return self.good_end, bad
-            if cost(n) <= target:
-                return n, bad
+    def _guess(
+        self, n: int, spent: float, slope: float, good: int | None, bad: int, tries: int
+    ) -> int:
+        """The integer where a power law through (n, spent) meets the target, or the middle."""
+        usable = 0 < spent < math.inf and tries % 8
+        power = math.log(self.target / spent) / slope if usable else math.inf
+        if abs(power) < 3:
+            # The last integer that fits: round towards the side where epsilon is smaller.
+            reach = n * math.exp(power)
+            return self._between(math.floor(reach) if slope > 0 else math.ceil(reach), good, bad)
+        if good is None:
+            return 4 * n
+        middle = math.isqrt(max(good, 1) * max(bad, 1))
+        return self._between(middle, good, bad)
+
+    def _between(self, n: int, good: int | None, bad: int) -> int:
+        """The nearest integer strictly between the two, or n itself if there is none."""
+        if good is None:
+            return max(n, bad + 1)
+        low, high = sorted((good, bad))
+        return min(max(n, low + 1), high - 1) if high - low > 1 else n
+
+
+def _slope(tried: dict[int, float], n: int, default: float) -> float:
+    """d log epsilon / d log n between n and the nearest other place tried, if it makes sense."""
+    others = [m for m in tried if m != n and 0 < tried[m] < math.inf]
+    if not others or not 0 < tried[n] < math.inf:
+        return default
+    m = min(others, key=lambda m: abs(m - n))
+    slope = math.log(tried[n] / tried[m]) / math.log(n / m)
+    return slope if slope * default > 0 and 0.1 < abs(slope) < 20 else default

@@ -50,7 +50,7 @@ class Flat:
         """`min(1, C / norm)`, the same for every parameter of an example."""
         norm = squared_norms.sum(1).sqrt()
         scale = (self.clip * (1 - MARGIN) / norm).clamp(max=1)
-        scale = torch.where(torch.isfinite(norm), scale, 0)
+        scale = torch.where(torch.isfinite(norm), scale, torch.zeros_like(scale))
         return scale.unsqueeze(1).expand_as(squared_norms)
 
 

@@ -326,7 +326,9 @@ def _owns(module: nn.Module) -> bool:
     """Whether a module has trainable parameters of its own, in a list or dictionary included."""
     lists = (nn.ParameterList, nn.ParameterDict)
     own = [*module._parameters.values()]
-    own += [p for child in module.children() if isinstance(child, lists) for p in child.parameters()]
+    own += [
+        p for child in module.children() if isinstance(child, lists) for p in child.parameters()
+    ]
     return any(p.requires_grad for p in own if p is not None)
 
 

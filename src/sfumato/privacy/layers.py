@@ -177,8 +177,8 @@ class _Convolution(torch.autograd.Function):
         if needs_x:
             like = d.new_empty(1).expand(ctx.shape) if x is None else x
             dx = torch.ops.aten.convolution_backward(
-                d, like, weight, None, stride, padding, dilation, transposed, output_padding, groups,
-                [True, False, False],
+                d, like, weight, None, stride, padding, dilation, transposed, output_padding,
+                groups, [True, False, False],
             )[0]  # fmt: skip
         if needs_weight:
             # A transposed convolution is the backward pass of a convolution: its filters see the
@@ -236,9 +236,7 @@ class _Linear(torch.autograd.Function):
         return dx, None, None, dw, db, None
 
 
-def _values(
-    x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _values(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Input and plain values of a layer, cast as `torch.autocast` would cast them around it."""
     weight, bias = weight.detach(), None if bias is None else bias.detach()
     kind = x.device.type

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.accounting import Step
+from sfumato.errors import UserError
+from sfumato.privacy.accounting import AccountantName, Step, merge
 from sfumato.privacy.accounting import epsilon as account
 from sfumato.privacy.clipping import ClippingRule
-from sfumato.privacy.gradients import Loss, PerExample, cross_entropy
+from sfumato.privacy.gradients import Gradients, Loss, PerExample, cross_entropy
 from sfumato.privacy.noise import GaussianNoise
+from sfumato.privacy.precision import widest
 from sfumato.privacy.sampling import PoissonSampler
 
 
@@ -49,9 +51,10 @@ class PrivateGradients:
 
     Guarantee: If every call of `release` follows the accumulation of one draw of `sampler`, each
     drawn example once, then the sequence of gradients released is the composition of `history`:
-    Poisson-subsampled Gaussian mechanisms under adding or removing one example. An example adds at
-    most the rule's sensitivity to a sum, in floating point too; one whose gradient is not finite
-    adds nothing.
+    Poisson-subsampled Gaussian mechanisms under adding or removing one example. Events are recorded
+    as they happen, so changing the noise or the sampler later does not rewrite them. An example
+    adds at most the rule's sensitivity to a sum, in floating point too; one whose gradient is not
+    finite adds nothing.
     """
 
     def __init__(
@@ -65,10 +68,15 @@ class PrivateGradients:
         views: int = 1,
         check: bool = True,
     ) -> None:
+        if noise.multiplier and clipping.sensitivity == float("inf"):
+            raise UserError(
+                "Noise cannot be scaled to gradients that are not clipped: choose a clipping rule, "
+                "or no noise for a run without privacy."
+            )
         self.sampler, self.clipping, self.noise = sampler, clipping, noise
         self.per_example = PerExample(model, loss=loss, views=views, check=check)
-        self.released = 0
-        self._sums: list[Tensor] | None = None
+        self._history: list[Step] = []
+        self._sums: dict[str, Tensor] | None = None
         self._statistics = BatchStatistics()
 
     @property
@@ -78,11 +86,26 @@ class PrivateGradients:
 
     @property
     def history(self) -> list[Step]:
-        """Everything released so far."""
-        step = self.step_event
-        return [Step(step.q, step.noise_multiplier, self.released)] if self.released else []
+        """Everything released so far, each release as it was, equal ones counted together."""
+        return list(merge(self._history))
 
-    def epsilon(self, *, delta: float, accountant: str = "pld") -> float:
+    @history.setter
+    def history(self, steps: Sequence[Step]) -> None:
+        """Go on after what an interrupted run has released."""
+        self._history = list(steps)
+
+    @property
+    def released(self) -> int:
+        """The number of releases so far."""
+        return sum(step.count for step in self._history)
+
+    @released.setter
+    def released(self, count: int) -> None:
+        """Go on after `count` releases of this same event."""
+        event = self.step_event
+        self._history = [Step(event.q, event.noise_multiplier, count)] if count else []
+
+    def epsilon(self, *, delta: float, accountant: AccountantName = "pld") -> float:
         """Privacy spent so far."""
         return account(self.history, delta=delta, accountant=accountant)
 
@@ -94,19 +117,22 @@ class PrivateGradients:
             y: `(examples,)` targets.
             weights: One for an example that was drawn, zero for padding.
         """
-        gradients = self.per_example(x, y)
-        drawn = (
-            y.new_ones(y.shape, dtype=torch.bool) if weights is None else weights.to(y.device) > 0
-        )
+        if weights is not None and weights.shape != y.shape[:1]:
+            raise ValueError(f"{y.shape[0]} examples have {tuple(weights.shape)} weights")
+        self._add(self.per_example(x, y), y, weights)
+
+    def _add(self, gradients: Gradients, y: Tensor, weights: Tensor | None) -> None:
+        drawn = torch.ones(y.shape[0], dtype=torch.bool, device=y.device)
+        if weights is not None:
+            drawn = weights.to(y.device) > 0
         squared = gradients.squared_norms()
         clip = self.clipping.weights(squared)
         sums = gradients.weighted_sum(clip * drawn.unsqueeze(1))
         statistics = self._count(gradients.outputs, gradients.losses, y, drawn, clip, squared)
         if self._sums is None:
-            self._sums = sums
-        else:
-            for total, part in zip(self._sums, sums, strict=True):
-                total += part
+            self._sums = self._zeros()
+        for name, part in zip(gradients.names, sums, strict=True):
+            self._sums[name] += part
         self._statistics += statistics
 
     def release(
@@ -122,22 +148,31 @@ class PrivateGradients:
             before: Called with the event of this release before anything is released, so that a
                 ledger can be on disk first.
         """
-        parameters = list(self.per_example.trainable.values())
-        if self._sums is None:
-            self._sums = [torch.zeros_like(p, dtype=_accumulation(p)) for p in parameters]
+        sums = self._zeros() if self._sums is None else self._sums
+        parameters = self.per_example.trainable
+        if parameters.keys() != sums.keys():
+            raise RuntimeError("parameters were frozen or unfrozen between accumulate and release")
+        event = self.step_event
         if before is not None:
-            before(self.step_event)
-        self.released += 1
+            before(event)
+        self._history = list(merge([*self._history, event]))
         sensitivity = self.clipping.sensitivity
-        for parameter, total in zip(parameters, self._sums, strict=True):
-            noisy = self.noise.add(total, sensitivity=sensitivity, generator=generator)
+        for name, parameter in parameters.items():
+            noisy = self.noise.add(sums[name], sensitivity=sensitivity, generator=generator)
             parameter.grad = (noisy / self.sampler.batch).to(parameter.dtype)
-        statistics, self._statistics, self._sums = self._statistics, BatchStatistics(), None
+        statistics = self._statistics
+        self.discard()
         return statistics
 
     def discard(self) -> None:
         """Forget what has been accumulated since the last release."""
         self._sums, self._statistics = None, BatchStatistics()
+
+    def _zeros(self) -> dict[str, Tensor]:
+        return {
+            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+            for name, p in self.per_example.trainable.items()
+        }
 
     def _count(
         self,
@@ -153,19 +188,18 @@ class PrivateGradients:
         finite = torch.isfinite(squared.sum(1))
         counted = drawn & finite
         first_view = outputs[:: self.per_example.views]
-        right = first_view.argmax(1) == y if first_view.dim() == 2 and y.dim() == 1 else ~drawn
+        right = torch.zeros_like(drawn)
+        if first_view.dim() == 2 and y.dim() == 1:
+            right = first_view.argmax(1) == y
+        wide = widest(outputs.device)
         numbers = torch.stack(
             [
-                drawn.sum().double(),
-                torch.where(counted, losses, 0).sum().double(),
-                (right & counted).sum().double(),
-                ((clip < 1).any(1) & counted).sum().double(),
-                (drawn & ~finite).sum().double(),
+                drawn.sum().to(wide),
+                torch.where(counted & losses.isfinite(), losses.to(wide), 0).sum(),
+                (right & counted).sum().to(wide),
+                ((clip < 1).any(1) & counted).sum().to(wide),
+                (drawn & ~finite).sum().to(wide),
             ]
         ).tolist()
         examples, loss, correct, clipped, not_finite = numbers
         return BatchStatistics(int(examples), loss, int(correct), int(clipped), int(not_finite))
-
-
-def _accumulation(parameter: nn.Parameter) -> torch.dtype:
-    return torch.promote_types(parameter.dtype, torch.float32)

@@ -14,14 +14,17 @@ def one_at_a_time(
 ) -> Gradients:
     """Per-example gradients, each from a forward and a backward pass of its own.
 
-    Guarantee: No example can reach another, whatever the model does, except through state that
-    the model hides from `Snapshot`; what it keeps between calls is put back after every example.
+    Guarantee: No example can reach another, whatever the model does, except through state that the
+    model hides from `Snapshot`: what it keeps between calls is put back before every example, and
+    ends as after a single pass.
     """
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     state = Snapshot(model)
     rows: list[list[Tensor]] = []
     losses, outputs = [], []
     for i in range(y.shape[0]):
+        if i:
+            state.put_back()
         with torch.enable_grad():
             out, own = per_example_losses(
                 model, loss, x[i * views : (i + 1) * views], y[i : i + 1], views
@@ -40,7 +43,6 @@ def one_at_a_time(
         )
         losses.append(own.detach())
         outputs.append(out.detach())
-        state.put_back()
     stacked: list[Tensor | None] = [
         torch.stack([row[k] for row in rows]) if rows else p.new_zeros(0, *p.shape)
         for k, p in enumerate(parameters.values())

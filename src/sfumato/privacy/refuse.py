@@ -21,10 +21,10 @@ def _fix(module: nn.Module) -> str | None:
         return None
     if isinstance(module, batch_norms):
         width = module.num_features
-        groups = next((g for g in (32, 16, 8, 4, 2) if width % g == 0), 1) if width else 32
+        groups = next((g for g in (32, 16, 8, 4, 2) if width % g == 0 and width > g), 1)
         return (
             f"{kind} normalises each example by the others of its batch: "
-            f"use nn.GroupNorm({groups}, {width or 'channels'}) in its place"
+            f"use nn.GroupNorm({groups if width else 32}, {width or 'channels'}) in its place"
         )
     return None
 
@@ -42,8 +42,8 @@ def refuse_mixing_layers(model: nn.Module) -> None:
     """Raise a `UserError` that names every example-mixing layer and what to use instead.
 
     Guarantee: A model that passes contains no BatchNorm of any kind and no layer of PyTorch's that
-    keeps statistics of the data. What a model's own code does is checked by `sfumato.privacy.verify`
-    and, on the first batch, by `PerExample`.
+    keeps statistics of the data. What a model's own code does is checked by `PerExample` before
+    the first batch, and in more detail by `sfumato.privacy.verify`.
     """
     found = mixing_layers(model)
     if found:

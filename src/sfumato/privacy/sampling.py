@@ -58,13 +58,20 @@ class PoissonSampler:
         return self.batch / self.examples
 
     def draw(self, generator: torch.Generator | None = None) -> Tensor:
-        """Indices of one step's examples, in increasing order; possibly none."""
-        trials = torch.rand(self.examples, generator=generator, dtype=torch.float64)
-        return (trials < self.rate).nonzero().squeeze(1)
+        """Indices of one step's examples, in increasing order and on the CPU; possibly none."""
+        device = "cpu" if generator is None else generator.device
+        trials = torch.rand(self.examples, generator=generator, device=device, dtype=torch.float64)
+        return (trials < self.rate).nonzero().squeeze(1).cpu()
 
 
 def physical_batches(draw: Tensor, size: int, *, start: int = 0) -> Iterator[PhysicalBatch]:
-    """Split a draw, from position `start` on, into padded batches of exactly `size` examples."""
+    """Split a draw, from position `start` on, into padded batches of exactly `size` examples.
+
+    Guarantee: Every example of the draw from `start` on has weight one in exactly one batch; an
+    empty draw has no batches.
+    """
+    if size < 1:
+        raise UserError(f"A physical batch holds at least one example, not {size}.")
     for a in range(start, draw.numel(), size):
         part = draw[a : a + size]
         weights = torch.zeros(size)

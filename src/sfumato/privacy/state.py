@@ -17,6 +17,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 PROBE_SEED = 20220408
 
 _TORCH_S_OWN = frozenset(vars(nn.Module()))
+_FIXED = frozenset(
+    ("kernel_size", "stride", "padding", "dilation", "output_padding", "groups", "normalized_shape")
+    + ("in_channels", "out_channels", "in_features", "out_features", "num_groups", "num_channels")
+    + ("eps", "affine", "transposed", "inplace", "_reversed_padding_repeated_twice")
+)
+"""Settings of PyTorch's layers, not worth watching."""
 
 
 @dataclass
@@ -35,7 +41,7 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self._slots: dict[str, _Slot] = {}
         for path, module in model.named_modules():
-            own = {k: v for k, v in vars(module).items() if k not in _TORCH_S_OWN}
+            own = {k: v for k, v in vars(module).items() if k not in _TORCH_S_OWN | _FIXED}
             for holder, held in (
                 (module._parameters, module._parameters),
                 (module._buffers, module._buffers),
@@ -75,20 +81,19 @@ def _is_plain(value: object) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    return tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, value)
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return tree_map(_copied, value) if isinstance(value, list | tuple | dict) else value
 
 
 def _same(a: Any, b: Any) -> bool:
-    leaves_a, spec_a = tree_flatten(a)
-    leaves_b, spec_b = tree_flatten(b)
-    return spec_a == spec_b and all(map(_same_leaf, leaves_a, leaves_b))
-
-
-def _same_leaf(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
-        return bool(((a == b) | ((a != a) & (b != b))).all())
+        return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, list | tuple | dict) and type(a) is type(b):
+        (leaves_a, spec_a), (leaves_b, spec_b) = tree_flatten(a), tree_flatten(b)
+        return spec_a == spec_b and all(map(_same, leaves_a, leaves_b))
     same: bool = type(a) is type(b) and (a == b or (a != a and b != b))
     return same
 
@@ -129,7 +134,11 @@ class Still(TorchDispatchMode):
     """
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operation; overwrite what it drew."""
         kwargs = kwargs or {}

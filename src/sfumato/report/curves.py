@@ -41,6 +41,7 @@ _LOSS = (
     _Curve("test_loss", "test", style.BLUE, "s"),
 )
 _TRAINING = (_ACCURACY[0], _LOSS[0])
+_STEPS = [1, 2, 2.5, 5, 10]
 _X_LABELS = {"epsilon": "ε spent", "step": "step"}
 _ROWS = (("Accuracy", _ACCURACY, "test_accuracy"), ("Loss", _LOSS, "test_loss"))
 
@@ -88,7 +89,7 @@ def draw(
             for axes, key in zip(row, columns, strict=True):
                 axes.set_xlabel(_X_LABELS[key])
                 axes.set_xlim(left=0, right=max(1.0, last * 1.03) if key == "step" else None)
-                axes.xaxis.set_major_locator(MaxNLocator(6, integer=key == "step"))
+                axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=key == "step"))
         figure.align_ylabels()
         if private and budget is not None and math.isfinite(budget):
             _mark_budget(panels[:, 0], budget)
@@ -142,10 +143,10 @@ def _panel(
     x, y = (_number(final, key), _number(final, result)) if final else (None, None)
     if x is None or y is None:
         return shown
-    words = f"final test {y:.1%}" if result == "test_accuracy" else f"final test {y:.3g}"
+    words = style.percent(y) if result == "test_accuracy" else f"{y:.3g}"
     axes.plot(
         [x], [y], color=style.BLUE, marker="D", markersize=8, linestyle="", clip_on=False,
-        markeredgecolor="white", label=words.replace("%", " %"), zorder=5,
+        markeredgecolor="white", label=f"final test {words}", zorder=5,
     )  # fmt: skip
     return True
 

@@ -89,6 +89,11 @@ def percent_axis(axes: Axes, *, x: bool = False, y: bool = True) -> None:
             axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
 
 
+def percent(value: float, decimals: int = 1) -> str:
+    """A fraction as `92.1 %`."""
+    return f"{100 * value:.{decimals}f} %"
+
+
 def shortened(name: str, longest: int = 18) -> str:
     """A class name that leaves room for the picture."""
     return name if len(name) <= longest else name[: longest - 1] + "…"

@@ -6,6 +6,7 @@ interrupted repeats its last steps exactly and ends where it would have ended.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ class Loop:
             saturation=r.augment.saturation,
         )
         self.store = self._store("train")
-        self.log_every = r.training.log_every or max(1, self.plan.steps // 100)
+        self.log_every = r.training.log_every or math.ceil(self.plan.steps / 60)
         self._spent: dict[int, float] = {}
         if r.privacy.enabled:
             counts = sorted({*range(self.log_every, self.plan.steps, self.log_every), self.plan.steps})

@@ -1,0 +1,277 @@
+"""`sfumato evaluate`: how good a trained model is, in numbers and in a picture."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sfumato.errors import UserError
+
+if TYPE_CHECKING:
+    from sfumato.analysis import Evaluation
+    from sfumato.data import Dataset
+    from sfumato.training.classifier import Classifier, Description
+
+_STEM = "evaluation"
+
+
+class Split(enum.StrEnum):
+    """Which part of the data."""
+
+    test = "test"
+    validation = "validation"
+    train = "train"
+    all = "all"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(evaluate)
+
+
+def evaluate(
+    run: Path = typer.Argument(..., metavar="RUN", help="A run folder or a weights file."),
+    data: str | None = typer.Option(
+        None, help="Data set, folder or .npz with the model's classes, instead of the run's own."
+    ),
+    data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
+    split: Split = typer.Option(Split.test, help="Which part of the data."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    out: Path | None = typer.Option(
+        None, metavar="DIR", help="Folder for evaluation.json and .png; the run's if not given."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print what evaluation.json holds."),
+    skip_unreadable: bool = typer.Option(
+        False, "--skip-unreadable", help="Go on without images that cannot be read."
+    ),
+) -> None:
+    """Evaluate a trained model: accuracy, calibration, confusion matrix, each class."""
+    from sfumato.training.classifier import load
+    from sfumato.training.setup import pick_device
+
+    classifier = load(run, device=pick_device(device))
+    folder = _output_folder(out or (run if run.is_dir() else run.parent))
+    dataset = _dataset(run, classifier.description, data, data_root, skip_unreadable)
+    for remark in _remarks(dataset, data, split):
+        typer.echo(remark, err=True)
+    evaluation = _evaluated(classifier, dataset, split)
+    warning = _warning(classifier.description, split, own=data is None)
+    content = _content(run, classifier.description, dataset, split, evaluation, warning)
+    title = f"{classifier.description.model} on {dataset.name}, {split.value}"
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+    else:
+        _show(evaluation, title)
+    if warning:
+        typer.echo(warning, err=True)
+    for path in _write(folder, content, evaluation, title):
+        typer.echo(f"Written: {path}", err=as_json)
+
+
+def _dataset(
+    run: Path,
+    description: Description,
+    data: str | None,
+    root: Path | None,
+    skip_unreadable: bool,
+) -> Dataset:
+    """The data asked for, as the model takes it; the run's own exactly as it was in training."""
+    from sfumato import recipes
+    from sfumato.data import load
+    from sfumato.recipe import Data
+    from sfumato.training.files import RECIPE
+
+    stated = run.is_dir() and (run / RECIPE).is_file()
+    if data is None and not stated:
+        raise UserError(
+            f"{run} does not say which data it was trained on (there is no {RECIPE} with it): give "
+            "--data."
+        )
+    settings = recipes.find(str(run / RECIPE)).data if stated else Data()
+    shape = description.channels, *description.size
+    channels = description.channels if description.channels in (1, 3) else None
+    try:
+        dataset = load(
+            settings.name if data is None else data,
+            root=root,
+            size=settings.size if data is None else description.size,
+            channels=settings.channels if data is None else channels,
+            validation=settings.validation,
+            test_fraction=settings.test_fraction,
+            split_seed=settings.split_seed,
+            skip_unreadable=skip_unreadable or settings.skip_unreadable,
+        )
+    except UserError as error:
+        if data is not None:
+            raise
+        raise UserError(
+            f"{error} (The run was trained on '{settings.name}'; --data names another place.)"
+        ) from None
+    if (dataset.channels, *dataset.size) != shape:
+        raise UserError(
+            f"The images of '{dataset.name}' are {_shape(dataset.channels, *dataset.size)} (channels "
+            f"× height × width), but the model was trained on {_shape(*shape)}: this is not the data "
+            "of the run. Other data is given with --data."
+        )
+    return dataset
+
+
+def _evaluated(classifier: Classifier, dataset: Dataset, split: Split) -> Evaluation:
+    import numpy as np
+
+    from sfumato import analysis
+
+    parts = dataset.parts()
+    chosen = list(parts.values()) if split is Split.all else [parts[split]]
+    labels = np.concatenate([part.labels for part in chosen])
+    labels = analysis.align_labels(labels, dataset.classes, classifier.classes)
+    found = np.concatenate([analysis.probabilities(classifier, part) for part in chosen])
+    return analysis.evaluate(found, labels, classifier.classes)
+
+
+def _remarks(dataset: Dataset, data: str | None, split: Split) -> list[str]:
+    """What was decided while loading; refuses a part that is not there."""
+    if split is Split.validation and dataset.validation is None:
+        raise UserError(
+            f"'{dataset.name}' has no validation part, and the run set none aside: choose "
+            "--split test."
+        )
+    remarks = [f"Note: {note}" for note in dataset.notes]
+    if data is not None and split is Split.test and len(dataset.train):
+        remarks.append(
+            f"Note: of the images in '{dataset.name}' {len(dataset.test)} are its test part; "
+            "--split all evaluates on every one."
+        )
+    if dataset.skipped:
+        remarks.append(f"Note: {len(dataset.skipped)} images could not be read and were left out.")
+    return remarks
+
+
+def _warning(description: Description, split: Split, *, own: bool) -> str:
+    if not description.guarantee.get("private", True) or split not in (Split.train, Split.all):
+        return ""
+    if own:
+        return (
+            "These numbers were computed on the training images: the privacy guarantee does not "
+            "cover them. Keep them as confidential as the images."
+        )
+    return (
+        "If the model was trained on any of these images, its privacy guarantee does not cover "
+        "these numbers."
+    )
+
+
+def _content(
+    run: Path,
+    description: Description,
+    dataset: Dataset,
+    split: Split,
+    evaluation: Evaluation,
+    warning: str,
+) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    content: dict[str, Any] = {
+        "sfumato": version("sfumato"),
+        "run": str(run),
+        "model": description.model,
+        "data": dataset.name,
+        "split": split.value,
+        "guarantee": description.guarantee,
+    }
+    if warning:
+        content["warning"] = warning
+    return content | evaluation.to_dict()
+
+
+def _output_folder(folder: Path) -> Path:
+    """The folder to write to, made if need be and checked before the long work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot make the folder {folder}: {error.strerror}.") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{folder} cannot be written to: choose another folder with --out.")
+    return folder
+
+
+def _write(
+    folder: Path, content: dict[str, Any], evaluation: Evaluation, title: str
+) -> tuple[Path, Path]:
+    """Write the numbers and the picture under the first number that is free for both."""
+    from sfumato.report import evaluation as picture
+    from sfumato.training.files import write_whole
+
+    try:
+        table, image = _claim(folder)
+        try:
+            write_whole(table, (json.dumps(content, indent=2) + "\n").encode())
+            picture.draw(evaluation, image, title=title)
+        except BaseException:
+            table.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UserError(
+            f"The evaluation cannot be written to {folder} ({error.strerror}): choose another "
+            "folder with --out."
+        ) from None
+    return table, image
+
+
+def _claim(folder: Path) -> tuple[Path, Path]:
+    number = 1
+    while True:
+        stem = _STEM if number == 1 else f"{_STEM}-{number}"
+        table, image = folder / f"{stem}.json", folder / f"{stem}.png"
+        number += 1
+        if image.exists():
+            continue
+        try:
+            table.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return table, image
+
+
+def _show(evaluation: Evaluation, title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    e = evaluation
+    console = Console(highlight=False)
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    lines = [("images", str(e.n)), ("accuracy", _percent(e.accuracy))]
+    if len(e.classes) > 5:
+        lines.append(("top-5 accuracy", _percent(e.top5)))
+    lines += [
+        ("balanced accuracy", f"{_percent(e.balanced_accuracy)}   mean recall of the classes"),
+        ("NLL", f"{e.nll:.4f}   negative log-likelihood, nats"),
+        ("Brier score", f"{e.brier:.4f}   0 is perfect, 2 the worst"),
+        ("ECE", f"{e.ece:.4f}   expected calibration error, 15 bins"),
+    ]
+    for name, value in lines:
+        console.print(f"{name:<18} {value}", soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("class", overflow="fold")
+    for heading in ("images", "precision", "recall", "F1"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for k, name in enumerate(e.classes):
+        shares = (_percent(values[k]) for values in (e.precision, e.recall, e.f1))
+        table.add_row(Text(name), str(e.support[k]), *shares)
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def _percent(value: float) -> str:
+    return "–" if value != value else f"{100 * value:.2f} %"
+
+
+def _shape(channels: int, height: int, width: int) -> str:
+    return f"{channels}×{height}×{width}"

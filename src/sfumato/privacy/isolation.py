@@ -1,0 +1,201 @@
+"""Can one example reach another? Change one, and look at everything that belongs to the others.
+
+Works on the plain model, forward and backward, without any of the engine's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.privacy.state import PROBE_SEED, Snapshot, seed
+from sfumato.privacy.tracing import culprit, distance
+
+LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
+"""How far rounding alone may move a result, where running twice does not give the same bits."""
+
+
+def random_rows(
+    like: Tensor, rows: int, *, seed: int = PROBE_SEED, positive: bool = False
+) -> Tensor:
+    """Random inputs with the shape, type, device and memory format of real ones.
+
+    Standard normal, or uniform between 0 and 1 for models that accept nothing negative.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.rand if positive else torch.randn
+    x = draw((rows, *like.shape[1:]), generator=generator, dtype=torch.float64)
+    x = x.to(device=like.device, dtype=like.dtype)
+    if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x
+
+
+def random_targets(like: Tensor, outputs: Tensor, examples: int) -> Tensor:
+    """Random targets of the shape and type of real ones: classes, or numbers between 0 and 1."""
+    generator = torch.Generator().manual_seed(PROBE_SEED)
+    shape = (examples, *like.shape[1:])
+    if like.is_floating_point():
+        y = torch.rand(shape, generator=generator, dtype=torch.float64)
+    else:
+        classes = outputs.shape[1] if outputs.dim() > 1 else 2
+        y = torch.randint(classes, shape, generator=generator)
+    return y.to(device=like.device, dtype=like.dtype)
+
+
+KINDS = ("other", "zeros", "opposite", "large", "not finite")
+
+
+def replacement(x: Tensor, j: int, kind: str) -> Tensor:
+    """The batch with row j replaced: what an example might be instead."""
+    own = x[j]
+    other = random_rows(x, 1, seed=j + 1)[0]
+    row = {
+        "other": lambda: 3 * other,
+        "zeros": lambda: torch.zeros_like(own),
+        "opposite": lambda: 1 - 7 * own,
+        "large": lambda: 1e3 * other,
+        "not finite": lambda: torch.full_like(own, float("nan")),
+    }[kind]()
+    changed = x.clone()
+    changed[j] = row
+    return changed
+
+
+def without(rows: int, j: int) -> Tensor:
+    """The positions of all rows but j."""
+    return torch.arange(rows) != j
+
+
+@dataclass
+class Seen:
+    """What one forward and backward pass of the plain model showed."""
+
+    outputs: Tensor
+    input_gradients: Tensor | None
+    state: Snapshot
+
+
+Losses = Callable[[Tensor], Tensor]
+"""From outputs to one loss per row, targets included."""
+
+
+def look(model: nn.Module, x: Tensor, losses: Losses | None, *, at: int = PROBE_SEED) -> Seen:
+    """Run the model from a fixed random state, with the gradient of the summed loss if asked.
+
+    The model's state is put back afterwards.
+    """
+    before = Snapshot(model)
+    seed(model, at)
+    gradients: Tensor | None = None
+    try:
+        with torch.set_grad_enabled(losses is not None):
+            leaf = x.clone()
+            if losses is not None and x.is_floating_point():
+                leaf.requires_grad_()
+            # A model may change its input in place, which autograd forbids on a leaf.
+            out = model(leaf * 1 if leaf.requires_grad else leaf)
+            if losses is not None and leaf.requires_grad and out.requires_grad:
+                total = losses(out).sum()
+                (gradients,) = torch.autograd.grad(total, [leaf], allow_unused=True)
+        after = Snapshot(model)
+    finally:
+        before.put_back()
+    return Seen(out.detach() if isinstance(out, Tensor) else out, gradients, after)
+
+
+def shape_complaint(outputs: object, rows: int) -> str | None:
+    """A sentence about outputs that are not one row per example, or None."""
+    if isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[0] == rows:
+        return None
+    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    return f"for {rows} examples the model returns {got}, not one row of outputs per example"
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """One example reached another.
+
+    Attributes:
+        what: What moved: 'outputs', 'gradients', or the model's 'state'.
+        how: A sentence.
+        amount: How far, relative to the largest value; NaN where that has no meaning.
+        where: The layer, where it was found.
+    """
+
+    what: str
+    how: str
+    amount: float
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.how}" if self.where else self.how
+
+
+def how_examples_mix(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    changes: Iterable[tuple[int, str]],
+    losses: Losses | None = None,
+    at: int = PROBE_SEED,
+) -> Mixing | None:
+    """Run the model with one example changed at a time and compare all that is not that example's.
+
+    Args:
+        model: The model, in the mode in which it will run.
+        x: Random inputs.
+        changes: Which row to change, and into what (one of `KINDS`).
+        losses: Given, gradients with respect to the inputs are compared too.
+        at: Seed of the model's own random numbers.
+
+    Returns:
+        How one example reached another, or None.
+    """
+    rows = x.shape[0]
+    baseline = look(model, x, losses, at=at)
+    if complaint := shape_complaint(baseline.outputs, rows):
+        return Mixing("outputs", complaint, float("nan"))
+    again = look(model, x, losses, at=at)
+    exact = _moved(baseline, again, torch.ones(rows, dtype=torch.bool))[0] == 0
+    tolerance = 0.0 if exact else LOOSE.get(x.dtype, 1e-2)
+    for j, kind in changes:
+        changed = replacement(x, j, kind)
+        try:
+            seen = look(model, changed, losses, at=at)
+        except Exception:
+            # Some models raise on NaN, on purpose or not; that is no leak.
+            if kind == "not finite":
+                continue
+            raise
+        others = without(rows, j)
+        amount, what = _moved(baseline, seen, others)
+        if not amount <= tolerance:
+            where = culprit(
+                model,
+                lambda: look(model, x, losses, at=at),
+                lambda changed=changed: look(model, changed, losses, at=at),  # type: ignore[misc]
+                others,
+            )
+            by = "" if kind == "not finite" else f" by {amount:.1e}"
+            made = "making one example NaN" if kind == "not finite" else "changing one example"
+            return Mixing(what, f"{made} moves the {what} of the others{by}", amount, where)
+        if name := baseline.state.first_difference(seen.state):
+            how = f"the forward pass keeps what it has seen of the data in '{name}'"
+            return Mixing("state", how, float("nan"))
+    return None
+
+
+def _moved(baseline: Seen, seen: Seen, others: Tensor) -> tuple[float, str]:
+    if shape_complaint(seen.outputs, baseline.outputs.shape[0]):
+        return float("inf"), "outputs"
+    others = others.to(baseline.outputs.device)
+    amount = distance(baseline.outputs[others], seen.outputs[others])
+    if amount:
+        return amount, "outputs"
+    if baseline.input_gradients is None or seen.input_gradients is None:
+        return 0.0, ""
+    return distance(baseline.input_gradients[others], seen.input_gradients[others]), "gradients"

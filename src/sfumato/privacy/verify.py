@@ -1,0 +1,294 @@
+"""Checks the engine on one very model, in more depth than training does before its first batch.
+
+Everything runs on random inputs and on copies of the model, in float64 where the model allows it,
+in its own precision, and in `channels_last`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import UserError
+from sfumato.privacy.gradients import Loss, Path, PerExample, cross_entropy
+from sfumato.privacy.isolation import KINDS, Mixing, how_examples_mix, look, shape_complaint
+from sfumato.privacy.precision import full_precision
+from sfumato.privacy.probe import Draws, copied, is_random
+from sfumato.privacy.refuse import mixing_layers
+from sfumato.privacy.state import PROBE_SEED, undisturbed
+from sfumato.privacy.trials import (
+    Trial,
+    clipped_sum,
+    empty_batch,
+    example_apart,
+    gradients_agree,
+    not_finite,
+    realised_norm,
+    single_example,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold.
+
+    Attributes:
+        name: What was checked.
+        passed: Whether it holds; None if an earlier failure kept it from being checked.
+        detail: What was found, and for a failure what to do.
+        number: The error, ratio or count behind it, if there is one.
+    """
+
+    name: str
+    passed: bool | None
+    detail: str = ""
+    number: float | None = None
+
+
+@dataclass(frozen=True)
+class ParameterError:
+    """How far one parameter's per-example gradient is from the reference."""
+
+    name: str
+    shape: tuple[int, ...]
+    error: float
+
+
+@dataclass
+class Report:
+    """The outcome of `verify`."""
+
+    checks: list[Check] = field(default_factory=list)
+    parameters: list[ParameterError] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check holds."""
+        return all(check.passed for check in self.checks)
+
+
+ISOLATED = {
+    "outputs": "changing one example moves no other's output",
+    "gradients": "changing one example moves no other's gradient",
+    "state": "the forward pass keeps nothing of the data",
+}
+TRIALS: dict[str, Callable[[Trial], tuple[bool, str, float | None]]] = {
+    "the engine keeps examples apart": example_apart,
+    "the clipped sum is the reference's": clipped_sum,
+    "the realised norm is at most C": realised_norm,
+    "an empty batch works": empty_batch,
+    "a batch of one works": single_example,
+    "one NaN example adds nothing": not_finite,
+}
+
+
+def verify(
+    model: nn.Module,
+    *,
+    input_shape: tuple[int, ...] | None = None,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    classes: int | None = None,
+    loss: Loss = cross_entropy,
+    batch: int = 17,
+    seed: int = PROBE_SEED,
+) -> Report:
+    """Check that private training of this model is what it claims to be.
+
+    Args:
+        model: The model; it is left as it was.
+        input_shape: Shape of one example, unless `x` is given.
+        x: Inputs whose shape, type and device to use; their values are not.
+        y: Targets whose shape and type to use; class numbers if not given.
+        classes: The number of outputs that the model must have, if any.
+        loss: From outputs and targets to one loss per row.
+        batch: The largest batch to try.
+        seed: Seed of the model's own random numbers.
+
+    Returns:
+        The checks, every parameter's error, and which layer takes which path.
+
+    Raises:
+        UserError: The model does not run on such inputs, or has another number of outputs.
+    """
+    if batch < 2:
+        raise UserError(f"A batch of at least 2 is needed to see examples mix, not {batch}.")
+    like_x, like_y = _like(model, input_shape, x, y)
+    report = Report()
+    with undisturbed(model), full_precision(like_x.device), _training(model):
+        outputs = _first_run(model, like_x)
+        _add_names(report, model)
+        if complaint := shape_complaint(outputs, 3):
+            report.checks.append(Check("one row of outputs per example", False, complaint))
+            return report
+        assert isinstance(outputs, Tensor)
+        _match_classes(outputs, classes)
+        report.checks.append(Check("one row of outputs per example", True, f"{outputs.shape[1:]}"))
+        variants = _variants(model, like_x, like_y, loss)
+        _add_isolation(report, variants, loss, batch, seed)
+        _add_trials(report, variants, loss, batch)
+    return report
+
+
+def _like(
+    model: nn.Module, shape: tuple[int, ...] | None, x: Tensor | None, y: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if (shape is None) == (x is None):
+        raise UserError("Give either the shape of one input or some inputs.")
+    if x is None:
+        first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+        x = torch.zeros(1, *(shape or ()), dtype=first.dtype, device=first.device)
+    return x, torch.zeros(1, dtype=torch.int64, device=x.device) if y is None else y
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _first_run(model: nn.Module, like: Tensor) -> object:
+    try:
+        return look(model, like.new_zeros(3, *like.shape[1:]), None).outputs
+    except Exception as error:
+        raise UserError(
+            f"The model does not run on inputs of shape {tuple(like.shape[1:])}: "
+            f"{type(error).__name__}: {str(error).strip()}. Give the shape that it expects."
+        ) from error
+
+
+def _match_classes(outputs: Tensor, classes: int | None) -> None:
+    if classes is not None and tuple(outputs.shape[1:]) != (classes,):
+        raise UserError(
+            f"The model returns outputs of shape {tuple(outputs.shape[1:])} per example, not one "
+            f"number for each of {classes} classes: change the model or the number of classes."
+        )
+
+
+def _add_names(report: Report, model: nn.Module) -> None:
+    found = mixing_layers(model)
+    detail = "; ".join(f"layer '{name}': {fix}" for name, fix in found.items())
+    name = "no layer that is known to mix examples"
+    report.checks.append(Check(name, not found, detail, float(len(found)) or None))
+
+
+def _variants(model: nn.Module, like_x: Tensor, like_y: Tensor, loss: Loss) -> list[Trial]:
+    """The model in float64, in its own precision, and in channels_last, as far as it can be."""
+    own = Trial("own precision", model, like_x, like_y, loss)
+    made = []
+    try:
+        double = copied(model).double()
+        wide_y = like_y.double() if like_y.is_floating_point() else like_y
+        trial = Trial("float64", double, like_x.double(), wide_y, loss)
+        loss(look(double, trial.like_x, None).outputs, trial.like_y)
+        made.append(trial)
+    except Exception:
+        own.label = "own precision (it does not run in float64)"
+    made.append(own)
+    if like_x.dim() == 4:
+        try:
+            last = copied(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            x = like_x.expand(2, *like_x.shape[1:]).contiguous(memory_format=torch.channels_last)
+            made.append(Trial("channels_last", last, x, like_y, loss))
+        except Exception:
+            pass
+    return made
+
+
+def _add_isolation(
+    report: Report, variants: list[Trial], loss: Loss, batch: int, seed: int
+) -> None:
+    found: dict[str, tuple[Mixing, str]] = {}
+    for trial in variants[:2]:
+        for training in (True, False):
+            trial.model.train(training)
+            mixing = _scan(trial, loss, batch, seed, thorough=trial is variants[0])
+            if mixing is not None and mixing.what not in found:
+                mode = "" if training else " (in evaluation mode)"
+                found[mixing.what] = mixing, mode
+        trial.model.train()
+    for what, name in ISOLATED.items():
+        if what in found:
+            mixing, mode = found[what]
+            report.checks.append(Check(name, False, f"{mixing}{mode}", mixing.amount))
+        else:
+            report.checks.append(Check(name, None if found else True, _detail_of(variants)))
+
+
+def _detail_of(variants: list[Trial]) -> str:
+    return ", ".join(trial.label for trial in variants[:2])
+
+
+def _scan(trial: Trial, loss: Loss, batch: int, seed: int, *, thorough: bool) -> Mixing | None:
+    """Change examples in batches of several sizes, into several things, from several states."""
+    model, draws = trial.model, trial.draws
+    plans = []
+    for size in sorted({2, 3, 8, batch}) if thorough else [3, batch]:
+        places = range(size) if size <= 8 else (0, 1, size // 2, size - 1)
+        kinds = KINDS if size <= 3 else KINDS[:1]
+        changes = [(j, kind) for j in places for kind in kinds]
+        changes += [(size - 1, kind) for kind in KINDS if size > 3]
+        plans.append((size, changes, seed))
+    if is_random(model, draws.x(3)):
+        plans += [(8, [(j, "other") for j in (0, 5)], seed + k) for k in range(1, 17)]
+    for size, changes, at in plans:
+        y = draws.y(size)
+        mixing = how_examples_mix(
+            model, draws.x(size), changes=changes, losses=lambda out, y=y: loss(out, y), at=at
+        )
+        if mixing is not None:
+            return mixing
+    return None
+
+
+def _add_trials(report: Report, variants: list[Trial], loss: Loss, batch: int) -> None:
+    """Compare the engine with the reference, in every variant, with one view and with two."""
+    reached = all(check.passed for check in report.checks)
+    for trial in variants:
+        for views in (1, 2) if trial is variants[0] else (1,):
+            name = f"per-example gradients: {trial.label}" + (f", {views} views" * (views > 1))
+            if not reached:
+                report.checks.append(Check(name, None, "not reached"))
+                continue
+            try:
+                engine = PerExample(trial.model, loss=loss, views=views)
+                engine(trial.draws.x(batch * views), trial.draws.y(batch))
+                trial.engines[views] = engine
+            except UserError as error:
+                report.checks.append(Check(name, False, str(error)))
+                reached = False
+                continue
+            passed, detail, worst, table = gradients_agree(trial, engine, batch)
+            report.checks.append(Check(name, passed, detail, worst))
+            if trial is variants[0] and views == 1:
+                shapes = {n: tuple(p.shape) for n, p in engine.trainable.items()}
+                report.parameters = [ParameterError(n, shapes[n], e) for n, e in table.items()]
+                report.warnings += trial.unused()
+    for name, check in TRIALS.items():
+        if not reached:
+            report.checks.append(Check(name, None, "not reached"))
+            continue
+        outcomes = [(trial, check(trial)) for trial in variants]
+        failed = [(trial, outcome) for trial, outcome in outcomes if not outcome[0]]
+        trial, (passed, detail, number) = (failed or outcomes)[0]
+        numbers = [n for _, (_, _, n) in failed or outcomes if n is not None]
+        where = f"{trial.label}: " if failed else ""
+        report.checks.append(
+            Check(name, passed, f"{where}{detail}", max(numbers) if numbers else number)
+        )
+    if reached:
+        own = next(trial for trial in variants if trial.label.startswith("own"))
+        report.paths = own.engines[1].paths()
+        for method, reason in own.engines[1].passed_over.items():
+            report.warnings.append(f"the method '{method}' does not fit this model: {reason}")

@@ -1,0 +1,383 @@
+"""`sfumato train` as a newcomer meets it: what it leaves, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sfumato.cli import main
+from sfumato.training import checkpoint, files
+
+Run = Callable[..., tuple[int, str, str]]
+QUICK = ("--set", "training.steps=3", "--set", "model.options.filters=2", "--device", "cpu")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sfumato", *args])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        code = stopped.value.code
+        return (code if isinstance(code, int) else 0), out, " ".join(err.split())
+
+    return call
+
+
+def refused(result: tuple[int, str, str], *words: str) -> None:
+    code, out, err = result
+    assert code == 2, (out, err)
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err, err
+
+
+def folder_of_images(root: Path, counts: dict[str, int], size: int = 8) -> Path:
+    rng = np.random.default_rng(0)
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+def test_a_run_leaves_everything_it_promises(run: Run) -> None:
+    code, out, _ = run("train", *QUICK, "--seed", "0", "--out", "r")
+    assert code == 0
+    folder = Path("r")
+    for name in ("RECIPE", "LEDGER", "METRICS", "WEIGHTS", "STATEMENT", "CURVES"):
+        assert (folder / getattr(files, name)).stat().st_size > 0
+    assert list((folder / files.CHECKPOINTS).iterdir())
+    last = out.splitlines()[-4:]
+    for word, line in zip(("accuracy", "epsilon", "time", "r"), last, strict=True):
+        assert word in line
+    assert "PLD" in last[1]
+    assert "delta 1e-05" in last[1]
+    ledger = [json.loads(line) for line in (folder / files.LEDGER).read_text().splitlines()]
+    assert [line["kind"] for line in ledger] == ["start", "step", "step", "step"]
+    recipe = tomllib.loads((folder / files.RECIPE).read_text())
+    assert recipe["training"]["steps"] == 3
+    assert not (folder / files.KEY).exists()
+
+    code, out, _ = run("train", "r", "--out", "again", "--device", "cpu")
+    assert code == 0
+    assert (folder / files.WEIGHTS).read_bytes() == (Path("again") / files.WEIGHTS).read_bytes()
+
+
+def test_without_a_seed_the_key_is_gone_and_runs_differ(run: Run) -> None:
+    for name in ("a", "b"):
+        assert run("train", *QUICK, "--out", name)[0] == 0
+        assert not (Path(name) / files.KEY).exists()
+    assert (Path("a") / files.WEIGHTS).read_bytes() != (Path("b") / files.WEIGHTS).read_bytes()
+    assert "256-bit key" in (Path("a") / files.STATEMENT).read_text()
+
+
+def test_default_folders_are_numbered(run: Run) -> None:
+    for number in (1, 2):
+        assert run("train", *QUICK)[0] == 0
+        assert Path(f"runs/digits-00{number}", files.WEIGHTS).exists()
+
+
+def test_without_privacy(run: Run) -> None:
+    code, out, _ = run("train", *QUICK, "--no-privacy", "--seed", "0", "--out", "r")
+    assert code == 0
+    assert "not private" in out
+    assert "no privacy guarantee" in Path("r", files.STATEMENT).read_text()
+
+
+def test_a_folder_of_images(run: Run, tmp_path: Path) -> None:
+    scans = folder_of_images(tmp_path / "scans", {"sick": 30, "well": 30})
+    quick = ("--set", "model.name=tanh-cnn", "--set", "training.steps=2", "--device", "cpu")
+    code, out, err = run("train", str(scans), *quick, "--set", "data.size=8", "--out", "r")
+    assert code == 0, err
+    assert "test accuracy" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nonsense"], ["no recipe 'nonsense'", "sfumato recipes list"]),
+        (["digit"], ["Did you mean 'digits'"]),
+        (["--data", "cifar11"], ["cifar11", "cifar10"]),
+        (["--model", "wrn-16-x"], ["wrn-16-x"]),
+        (["--set", "optimizer.lrr=2"], ["Did you mean 'lr'"]),
+        (["--epsilon", "0"], ["privacy.epsilon", "greater than 0"]),
+        (["--epsilon", "-1"], ["greater than 0"]),
+        (["--delta", "0.01"], ["1438"]),
+        (["--delta", "2"], ["less than 1"]),
+        (["--set", "training.batch=5000"], ["training.batch = 5000", "1438"]),
+        (["--set", "training.views=0"], ["at least 1"]),
+        (["--device", "tpu"], ["Unknown device"]),
+        (["--data", "./nowhere"], ["nowhere"]),
+        (["--resume", "./nowhere"], ["not a run folder"]),
+        (["--resume", "./nowhere", "digits"], ["give it alone"]),
+        (["--set", "model.options.filtres=2"], ["filters"]),
+        (["--model", "no.such:thing"], ["no.such"]),
+        (["--set", "optimizer.lr=1e30", "--seed", "0"], ["Lower the learning rate"]),
+    ],
+)
+def test_bad_input_is_a_sentence(run: Run, args: list[str], words: list[str]) -> None:
+    refused(run("train", "--out", "r", "--device", "cpu", *args) if "--resume" not in args else
+            run("train", *args), *words)  # fmt: skip
+
+
+def test_folders_that_cannot_be_trained_on(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    refused(run("train", "empty", "--out", "r"), "empty")
+    folder_of_images(tmp_path / "one", {"only": 4})
+    refused(run("train", "one", "--out", "r"), "one", "class")
+    assert not Path("r").exists()
+
+
+def test_a_corrupt_image_is_named_and_can_be_skipped(run: Run, tmp_path: Path) -> None:
+    scans = folder_of_images(tmp_path / "scans", {"a": 20, "b": 20})
+    broken = scans / "a" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    quick = ("--model", "tanh-cnn", "--set", "training.steps=1", "--set", "data.size=8")
+    refused(run("train", "scans", *quick, "--out", "r"), "3.png", "--skip-unreadable")
+    code, out, err = run("train", "scans", *quick, "--out", "r", "--skip-unreadable")
+    assert code == 0, err
+    assert "skipped" in out.lower()
+
+
+def npz(path: Path, images: np.ndarray, labels: np.ndarray) -> str:
+    np.savez(path, images=images, labels=labels)
+    return str(path)
+
+
+def test_labels_out_of_range(run: Run, tmp_path: Path) -> None:
+    images = np.zeros((40, 8, 8), np.uint8)
+    labels = np.arange(40) % 2
+    labels[3] = -1
+    refused(run("train", npz(tmp_path / "d.npz", images, labels), "--out", "r"), "label", "-1")
+
+
+def test_nan_in_the_data_counts_as_zero(run: Run, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.random((60, 8, 8), dtype=np.float32)
+    images[::4] = np.nan
+    path = npz(tmp_path / "d.npz", images, np.arange(60) % 2)
+    code, out, err = run(
+        "train", path, "--model", "tanh-cnn", "--set", "training.steps=3", "--set", "data.size=8",
+        "--set", "training.batch=30", "--set", "training.views=1", "--seed", "0", "--out", "r",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "not finite" in out
+    import sfumato
+
+    classifier = sfumato.load("r")
+    assert all(bool(p.isfinite().all()) for p in classifier.parameters())
+
+
+def test_an_existing_folder_is_left_alone(run: Run, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.txt").write_text("years of work")
+    refused(run("train", *QUICK, "--out", "taken"), "taken already exists", "choose another --out")
+    assert [p.name for p in taken.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_that_cannot_be_made(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(run("train", *QUICK, "--out", "file/r"), "Cannot make the run folder")
+
+
+def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = checkpoint.write_whole
+    calls = 0
+
+    def full(path: Path, content: bytes) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise OSError(28, "No space left on device", str(path))
+        whole(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_whole", full)
+    settings = (*QUICK, "--set", "training.checkpoint_every=1", "--seed", "0")
+    refused(run("train", *settings, "--out", "r"), "No space left", "--resume r")
+    monkeypatch.undo()
+    code, _, err = run("train", "--resume", "r", "--device", "cpu")
+    assert code == 0, err
+
+
+def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
+    """Leave a run in `r` that stopped after its second step."""
+    from sfumato.training.loop import Loop
+
+    whole = Loop.take_step
+
+    def stop(self: Loop) -> object:
+        statistics = whole(self)
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return statistics
+
+    monkeypatch.setattr(Loop, "take_step", stop)
+    code, out, _ = run(
+        "train", *QUICK, "--seed", "0", "--set", "training.checkpoint_every=1", "--out", "r", *args
+    )
+    monkeypatch.setattr(Loop, "take_step", whole)
+    assert code == 128 + signal.SIGTERM
+    assert "sfumato train --resume r" in out
+
+
+def test_sigterm_saves_and_resume_ends_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(run, monkeypatch)
+    assert run("train", "--resume", "r", "--device", "cpu")[0] == 0
+    settings = (*QUICK, "--seed", "0", "--set", "training.checkpoint_every=1")
+    assert run("train", *settings, "--out", "whole")[0] == 0
+    for name in (files.WEIGHTS, files.LEDGER, files.STATEMENT):
+        assert Path("r", name).read_bytes() == Path("whole", name).read_bytes()
+    refused(run("train", "--resume", "r", "--device", "cpu"), "finished")
+
+
+def test_resume_refuses_another_recipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(run, monkeypatch)
+    refused(run("train", "--resume", "r", "--set", "optimizer.lr=3"), "optimizer.lr was 2.0", "3")
+    refused(run("train", "--resume", "r", "--epsilon", "9"), "privacy.epsilon was 3.0")
+    for setting, value in (("clip", "1.0"), ("epsilon", "3.0")):
+        path = Path("r", files.RECIPE)
+        before = path.read_text()
+        path.write_text(before.replace(f"{setting} = {value}", f"{setting} = 7.0"))
+        refused(run("train", "--resume", "r"), f"privacy.{setting} was {value} and is now 7.0")
+        path.write_text(before)
+    assert run("train", "--resume", "r", "--device", "cpu")[0] == 0
+
+
+def test_resume_refuses_another_sigma(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(run, monkeypatch)
+    from sfumato.training import setup
+
+    monkeypatch.setattr(setup, "noise_multiplier_for", lambda **_: 1.25)
+    refused(run("train", "--resume", "r"), "sigma was", "is now 1.25")
+
+
+def test_resume_refuses_other_data(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 2
+    path = npz(tmp_path / "d.npz", images, labels)
+    small = ("--set", "training.batch=20", "--set", "training.views=1")
+    interrupted(run, monkeypatch, "--data", path, *small)
+    images[0, 0, 0] ^= 1
+    npz(tmp_path / "d.npz", images, labels)
+    refused(run("train", "--resume", "r"), "training images or their labels are not the ones")
+
+
+def test_resume_passes_over_a_truncated_checkpoint(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(run, monkeypatch)
+    newest = sorted(Path("r", files.CHECKPOINTS).iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    code, out, _ = run("train", "--resume", "r", "--device", "cpu")
+    assert code == 0
+    assert f"{newest.name} is damaged" in out
+    assert "going on from step 1" in out
+
+
+def test_a_lost_key_cannot_be_guessed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(run, monkeypatch, "--set", "training.seed=3")
+    assert not Path("r", files.KEY).exists()
+
+
+def test_the_budget_ends_the_run(run: Run) -> None:
+    settings = ("--set", "privacy.noise_multiplier=2.0", "--epsilon", "2.5", "--seed", "0")
+    small = ("--set", "model.options.filters=2", "--set", "training.steps=50")
+    code, out, err = run("train", *settings, *small, "--out", "r", "--device", "cpu")
+    assert code == 0, err
+    assert "ends after" in out
+    from sfumato.privacy.accounting import Step, epsilon
+    from sfumato.privacy.ledger import read
+
+    header, steps = read(Path("r", files.LEDGER))
+    assert 0 < len(steps) < 50
+    spent = epsilon(steps, delta=1e-5)
+    one_more = [*steps, Step(header["rate"], 2.0)]
+    assert spent <= 2.5 < epsilon(one_more, delta=1e-5)
+
+
+def outside_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\ndef build(classes, channels, size):\n    " + body
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))", ["(2, 7)", "10 classes"]),
+        ("return nn.Sequential(nn.Flatten(), nn.Linear(65, 10))", ["cannot take images", "8x8"]),
+        (
+            "return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10))",
+            ["BatchNorm2d", "GroupNorm"],
+        ),
+        ("return nn.Flatten()", ["no parameter"]),
+    ],
+)
+def test_models_that_do_not_fit(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, words: list[str]
+) -> None:
+    outside_model(tmp_path, monkeypatch, body)
+    refused(run("train", "--model", "mine:build", "--out", "r", "--device", "cpu"), *words)
+
+
+def test_memory_that_runs_out_is_halved_without_changing_the_result(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    import sfumato
+    from sfumato.privacy.gradients import PerExample
+
+    assert run("train", *QUICK, "--seed", "0", "--out", "roomy")[0] == 0
+    whole = PerExample.__call__
+
+    def cramped(self: PerExample, x: torch.Tensor, y: torch.Tensor) -> object:
+        if len(y) > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(self, x, y)
+
+    monkeypatch.setattr(PerExample, "__call__", cramped)
+    code, out, err = run("train", *QUICK, "--seed", "0", "--out", "cramped")
+    assert code == 0, err
+    assert "Not enough memory" in out
+    for a, b in zip(
+        sfumato.load("roomy").parameters(), sfumato.load("cramped").parameters(), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_from_outside(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sfumato", "train", "--out", str(tmp_path / "r"),
+               "--seed", "0", "--set", "training.steps=4000", "--set",
+               "privacy.noise_multiplier=60.0", "--set", "training.log_every=50"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not (tmp_path / "r" / files.METRICS).exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert "--resume" in out
+    assert "Traceback" not in err

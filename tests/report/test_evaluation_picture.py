@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from PIL import Image
+
+from sfumato.analysis import Evaluation, evaluate
+from sfumato.report import evaluation as picture
+
+
+def an_evaluation(classes: int, n: int = 500, name: str = "class {}") -> Evaluation:
+    rng = np.random.default_rng(classes)
+    labels = rng.integers(0, max(1, classes - 1), n)
+    logits = rng.normal(size=(n, classes))
+    logits[np.arange(n), labels] += 2
+    powers = np.exp(logits)
+    return evaluate(
+        powers / powers.sum(1, keepdims=True), labels, [name.format(k) for k in range(classes)]
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 20, 130])
+@pytest.mark.filterwarnings("error")
+def test_any_number_of_classes(tmp_path: Path, classes: int) -> None:
+    picture.draw(an_evaluation(classes), tmp_path / "e.png", title="a model on data, test")
+    with Image.open(tmp_path / "e.png") as image:
+        assert image.format == "PNG" and image.width > image.height > 700
+        assert max(image.size) <= 3000
+        assert np.asarray(image.convert("L")).std() > 10
+
+
+@pytest.mark.parametrize("name", ["$a_{}", "类 {}", "[b]{}", "a name that never seems to end {}"])
+@pytest.mark.filterwarnings("error")
+def test_any_class_name(tmp_path: Path, name: str) -> None:
+    picture.draw(an_evaluation(3, name=name), tmp_path / "e.png")
+    assert (tmp_path / "e.png").stat().st_size > 10_000
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_example(tmp_path: Path) -> None:
+    picture.draw(evaluate([[1.0, 0.0]], [1], ["a", "b"]), tmp_path / "e.png")
+    assert (tmp_path / "e.png").exists()
+
+
+def test_matrix_holds_the_counts_and_bars_the_recall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Axes] = {}
+    for part in ("_confusion", "_recall"):
+        inner = getattr(picture, part)
+
+        def watch(axes: Axes, *args: Any, part: str = part, inner: Any = inner) -> None:
+            seen[part] = axes
+            inner(axes, *args)
+
+        monkeypatch.setattr(picture, part, watch)
+    found = an_evaluation(5)
+    picture.draw(found, tmp_path / "e.png")
+    written = {
+        (round(text.get_position()[1]), round(text.get_position()[0])): int(text.get_text())
+        for text in seen["_confusion"].texts
+    }
+    assert written == {index: count for index, count in np.ndenumerate(found.confusion) if count}
+    widths = [patch.get_width() for patch in seen["_recall"].patches]
+    np.testing.assert_allclose(widths, np.nan_to_num(found.recall))
+    assert [t.get_text() for t in seen["_recall"].texts][-1] == "no images"
