@@ -183,4 +183,6 @@ def test_scores_alone() -> None:
     p, y = sample(50, 4)
     found = evaluate(p, y, names(4))
     assert negative_log_likelihood(p, y) == found.nll
-    assert brier_score(p, y) == found.brier == pytest.approx(((p - np.eye(4)[y]) ** 2).sum(1).mean())
+    assert (
+        brier_score(p, y) == found.brier == pytest.approx(((p - np.eye(4)[y]) ** 2).sum(1).mean())
+    )

@@ -176,5 +176,5 @@ def test_finding_images(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty holds no images"):
         inference.find_images([tmp_path / "empty"])
-    with pytest.raises(UserError, match="There is no file or folder .*nowhere"):
+    with pytest.raises(UserError, match=r"There is no file or folder .*nowhere"):
         inference.find_images([a, tmp_path / "nowhere"])

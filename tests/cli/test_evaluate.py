@@ -38,7 +38,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("COLUMNS", "120")
 
     def call(*words: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["sfumato", "evaluate", *map(str, words), "--device", "cpu"])
+        monkeypatch.setattr(
+            sys, "argv", ["sfumato", "evaluate", *map(str, words), "--device", "cpu"]
+        )
         with pytest.raises(SystemExit) as left:
             cli.main()
         out, err = capsys.readouterr()

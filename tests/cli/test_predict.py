@@ -40,7 +40,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
 
     def call(*words: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["sfumato", "predict", *map(str, words), "--device", "cpu"])
+        monkeypatch.setattr(
+            sys, "argv", ["sfumato", "predict", *map(str, words), "--device", "cpu"]
+        )
         with pytest.raises(SystemExit) as left:
             cli.main()
         out, err = capsys.readouterr()
@@ -146,7 +148,9 @@ def test_images_of_any_kind_as_in_training(run: Run, tmp_path: Path) -> None:
     image.convert("RGBA").save(tmp_path / "alpha.png")
     image.convert("P").save(tmp_path / "palette.gif")
     Image.fromarray(rng.integers(0, 65536, (9, 9)).astype(np.uint16)).save(tmp_path / "deep.png")
-    files = [tmp_path / n for n in ("turned.jpg", "ink.tif", "alpha.png", "palette.gif", "deep.png")]
+    files = [
+        tmp_path / n for n in ("turned.jpg", "ink.tif", "alpha.png", "palette.gif", "deep.png")
+    ]
     rows = run(folder, *files, "--top", 10).rows()
     assert [row["file"] for row in rows] == [str(file) for file in files]
     for row, file in zip(rows, files, strict=True):

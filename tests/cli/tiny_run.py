@@ -26,7 +26,9 @@ def make_run(
     """Write `model.safetensors` and `recipe.toml` into a new folder."""
     folder.mkdir(parents=True)
     torch.manual_seed(0)
-    network = models.create("tanh-cnn", classes=len(classes), channels=channels, size=size, filters=4)
+    network = models.create(
+        "tanh-cnn", classes=len(classes), channels=channels, size=size, filters=4
+    )
     half = (0.5,) * channels
     guarantee = {"private": True, "epsilon": {"pld": 3.0}} if private else {"private": False}
     save_weights(

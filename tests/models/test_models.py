@@ -106,6 +106,11 @@ def test_a_layer_called_twice_counts_its_parameters_once() -> None:
     assert sum(row.parameters for row in counted.layers) == 20
 
 
+def test_grouped_convolutions_count_their_own_channels_only() -> None:
+    counted = summary(nn.Sequential(nn.Conv2d(4, 8, 3, groups=2)), (4, 5, 5))
+    assert counted.macs == 8 * 9 * (2 * 9)
+
+
 def test_counting_every_model_is_quick() -> None:
     start = time.process_time()
     for name in names():
@@ -145,6 +150,8 @@ def test_too_small_an_image_is_a_sentence(name: str) -> None:
     minimum = info(name).minimum
     with pytest.raises(UserError, match=f"at least {minimum}x{minimum} pixels"):
         create(name, size=(minimum - 1, 64))
+    with pytest.raises(UserError, match="needs images"):
+        create(name, size=(64, minimum - 1))
 
 
 @pytest.mark.parametrize("name", ["tanh-cnn", "wrn-10-1", "resnet20", "papernot-1"])
@@ -225,6 +232,10 @@ def test_small_images_keep_their_resolution_in_the_baselines() -> None:
         ("densenet121", {"size": 16, "stem": "imagenet"}, "stem = 'cifar'"),
         ("resnet9", {"size": 8, "layout": (8, 16, 32)}, "fewer groups"),
         ("wrn-10-1", {"size": 4, "norm": "instance"}, "larger images"),
+        ("resnet20", {"size": 4, "norm": "instance"}, "larger images"),
+        ("resnet18", {"size": 8, "norm": "instance"}, "larger images"),
+        ("densenet121", {"size": 8, "norm": "instance"}, "larger images"),
+        ("efficientnet-b0", {"size": 16, "norm": "instance"}, "larger images"),
         ("resnet9", {"size": 8, "activation": "mishh"}, "Did you mean 'mish'"),
     ],
 )
@@ -251,6 +262,23 @@ def test_the_component_study_runs(links: str, pooling: str) -> None:
             activation="relu",
         )
         assert model(x).shape == (2, 10)
+
+
+def test_the_links_of_smoothnet() -> None:
+    for links in ("dense", "residual", "plain"):
+        model = create("smoothnet", size=8, width=1, depth=2, links=links, activation="relu")
+        stage = model.stage1
+        x = torch.randn(2, 3, 8, 8)
+        one = stage.blocks[0](x)
+        if links == "dense":
+            two = stage.blocks[1](torch.cat([x, one], 1))
+            assert torch.equal(stage(x), torch.cat([x, one, two], 1))
+            assert torch.equal(model.last(stage(x))[:, -8:], two)
+        elif links == "residual":
+            one = one + stage.skip(x)
+            assert torch.equal(stage(x), one + stage.blocks[1](one))
+        else:
+            assert torch.equal(stage(x), stage.blocks[1](one))
 
 
 def test_smoothnet_is_as_wide_as_published() -> None:

@@ -58,6 +58,7 @@ def test_private_run_is_drawn_against_epsilon_and_steps(tmp_path: Path, panels: 
     assert [key for _, key in panels] == ["epsilon", "step"] * 2
     against_epsilon = lines(panels[0][0])
     assert against_epsilon["final test 92.1 %"] == ([3.0], [0.9213])
+    assert "test" not in against_epsilon
     xs, ys = against_epsilon["validation"]
     assert xs[-1] == pytest.approx(3) and ys == [0.9 - 0.8 / step for step in range(1, 21)]
     assert lines(panels[3][0])["training batches"][0] == list(range(1, 21))
@@ -100,7 +101,7 @@ def test_long_noisy_curves_get_a_moving_mean(tmp_path: Path, panels: Any) -> Non
 )
 @pytest.mark.filterwarnings("error")
 def test_whatever_is_missing(tmp_path: Path, metrics: list[dict[str, Any]]) -> None:
-    curves.draw(metrics, tmp_path / "c.png", title="$5 a_b", budget=math.inf)
+    curves.draw(metrics, tmp_path / "c.png", title="$^5^$", budget=math.inf)
     drawn(tmp_path / "c.png")
 
 

@@ -15,7 +15,7 @@ import torch
 from sfumato.analysis.classification import Array
 from sfumato.data import ImageSet
 from sfumato.data.decode import UnreadableError, decode
-from sfumato.data.folder import _images as images_below
+from sfumato.data.folder import images_below
 from sfumato.data.progress import progress
 from sfumato.errors import UserError
 from sfumato.training.classifier import Classifier

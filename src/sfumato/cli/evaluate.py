@@ -69,6 +69,8 @@ def evaluate(
         _show(evaluation, title)
     if warning:
         typer.echo(warning, err=True)
+    if warning and data is None:
+        title += " (not covered by the privacy guarantee)"
     for path in _write(folder, content, evaluation, title):
         typer.echo(f"Written: {path}", err=as_json)
 
@@ -114,9 +116,9 @@ def _dataset(
         ) from None
     if (dataset.channels, *dataset.size) != shape:
         raise UserError(
-            f"The images of '{dataset.name}' are {_shape(dataset.channels, *dataset.size)} (channels "
-            f"× height × width), but the model was trained on {_shape(*shape)}: this is not the data "
-            "of the run. Other data is given with --data."
+            f"The images of '{dataset.name}' are {_shape(dataset.channels, *dataset.size)} "
+            f"(channels × height × width), but the model was trained on {_shape(*shape)}: this is "
+            "not the data of the run. Other data is given with --data."
         )
     return dataset
 

@@ -240,7 +240,7 @@ def images_below(folder: Path) -> list[Path]:
     return sorted(path for path in _walk(folder, set()) if path.suffix.lower() in EXTENSIONS)
 
 
-_images = images_below
+
 
 
 def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:

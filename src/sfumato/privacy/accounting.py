@@ -30,11 +30,10 @@ from typing import Any, Literal, get_args
 
 import dp_accounting
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from sfumato.errors import UserError, nearest
-from sfumato.privacy import loss_grid
+from sfumato.privacy import loss_distribution
 
 AccountantName = Literal["pld", "rdp"]
 ACCOUNTANTS: tuple[AccountantName, ...] = get_args(AccountantName)
@@ -47,14 +46,14 @@ ORDERS: tuple[float, ...] = (
 )
 """Rényi orders: 1.1 to 10.9 in tenths, 11 to 63, then wider up to 2048 (epsilon of 0.01)."""
 
-REPORT_POINTS = 100_000
+REPORT_POINTS = 125_000
 """Most grid points of one step's privacy loss in a reported value."""
 
 SEARCH_POINTS = 10_000
 """Most grid points of one step's privacy loss inside a search or along a curve."""
 
 CURVE_POINTS = 64
-"""Most different step counts that `curve` computes by privacy-loss distributions."""
+"""Most different step counts that `curve` computes."""
 
 HOPELESS = 1000.0
 """The epsilon from which on `pld` returns the `rdp` bound: there is no privacy left to measure."""
@@ -181,7 +180,7 @@ def curve(
     if ordered:
         ceiling = epsilon([_repeat(step, ordered[-1])], delta=delta, accountant=accountant)
         anchors = ordered
-        if accountant == "pld" and len(ordered) > CURVE_POINTS:
+        if len(ordered) > CURVE_POINTS:
             places = np.linspace(0, len(ordered) - 1, CURVE_POINTS).round().astype(int)
             anchors = [ordered[place] for place in places]
         highest, computed = 0.0, []
@@ -256,15 +255,15 @@ def _compose_pld(history: tuple[Step, ...], points: int) -> Any:
     width = interval(history, points)
     total = None
     for q, noise_multiplier, count in _parts(history):
-        part = _self_compose(_base_pld(q, noise_multiplier, width), count)
+        part = _self_compose(_one_step(q, noise_multiplier, width), count)
         total = part if total is None else total.compose(part)
     return total
 
 
 def interval(history: Sequence[Step], points: int = REPORT_POINTS) -> float:
-    """The `value_discretization_interval` used for a history (see `loss_grid.width`)."""
+    """The `value_discretization_interval` used for a history (see `loss_distribution.width`)."""
     merged = merge(history)
-    return loss_grid.width(
+    return loss_distribution.width(
         [(q, noise_multiplier) for q, noise_multiplier, _ in _parts(merged)],
         epsilon=rdp_epsilon(merged, 1e-5, _FEW_ORDERS),
         points=points,
@@ -272,6 +271,8 @@ def interval(history: Sequence[Step], points: int = REPORT_POINTS) -> float:
 
 
 def _self_compose(base: Any, count: int) -> Any:
+    if count == 1:
+        return base
     block = 1000
     if count <= 100 * block:
         return base.self_compose(count)
@@ -281,13 +282,8 @@ def _self_compose(base: Any, count: int) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _base_pld(q: float, noise_multiplier: float, width: float) -> Any:
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=noise_multiplier,
-        sampling_prob=q,
-        value_discretization_interval=width,
-        neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    )
+def _one_step(q: float, noise_multiplier: float, width: float) -> Any:
+    return loss_distribution.one_step(q, noise_multiplier, width)
 
 
 def _parts(history: tuple[Step, ...]) -> list[tuple[float, float, int]]:

@@ -75,11 +75,13 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
 
 def _block(t: Tensor) -> Tensor:
     """View `(examples, *shape)` as `(taps, examples, rest)` without copying where possible."""
+    if not t.shape[0]:
+        return t.new_zeros(1, 0, 0)
     if t.dim() == 5:
         taps_first = t.permute(3, 4, 0, 1, 2)
         if taps_first.is_contiguous():
             return taps_first.reshape(-1, t.shape[0], t.shape[1] * t.shape[2])
-    return t.reshape(1, t.shape[0], -1) if t.shape[0] else t.new_zeros(1, 0, 0)
+    return t.reshape(1, t.shape[0], -1)
 
 
 def _unblock(total: Tensor, shape: torch.Size) -> Tensor:

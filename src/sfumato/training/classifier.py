@@ -99,7 +99,8 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
 def save_weights(path: Path, network: nn.Module, description: Description) -> None:
     """Write a self-describing weights file, whole or not at all."""
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in network.state_dict().items()}
-    metadata = {"format": FORMAT, "description": json.dumps(asdict(description))}
+    # One entry only: safetensors writes several in no fixed order, and equal runs are equal bytes.
+    metadata = {FORMAT: json.dumps(asdict(description))}
     write_whole(path, save(tensors, metadata=metadata))
 
 
@@ -125,12 +126,15 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read as weights: {error}.") from None
-    if metadata.get("format") != FORMAT:
+    if FORMAT not in metadata:
         raise UserError(f"{path} was not written by sfumato: it does not say what model it is of.")
-    content = json.loads(metadata["description"])
-    for key in ("classes", "size", "mean", "std"):
-        content[key] = tuple(content[key])
-    description = Description(**content)
+    try:
+        content = json.loads(metadata[FORMAT])
+        for key in ("classes", "size", "mean", "std"):
+            content[key] = tuple(content[key])
+        description = Description(**content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
     network = models.create(
         description.model,
         classes=len(description.classes),

@@ -1,0 +1,302 @@
+"""`sfumato budget`: which epsilon, how much noise, how many steps, how large a batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sfumato.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from sfumato.privacy.accounting import AccountantName
+
+TRAINING_EXAMPLES = {
+    "digits": 1437,
+    "mnist": 60_000,
+    "fashion-mnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "imagenette": 9_469,
+    "tiny-imagenet": 100_000,
+}
+
+_OPTIONS = {"epsilon": "--epsilon", "noise": "--noise", "steps": "--steps", "batch": "--batch"}
+_QUESTIONS = {
+    "epsilon": "privacy spent, ε",
+    "noise": "noise multiplier, σ",
+    "steps": "number of steps",
+    "batch": "expected batch",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(budget)
+
+
+def budget(
+    epsilon: float = typer.Option(None, help="Privacy budget."),
+    delta: float = typer.Option(1e-5, help="Less than 1 / number of training examples."),
+    examples: int = typer.Option(None, help="Number of training examples."),
+    data: str = typer.Option(None, help=f"Instead of --examples: {', '.join(TRAINING_EXAMPLES)}."),
+    batch: int = typer.Option(None, help="Expected batch."),
+    steps: int = typer.Option(None, help="Number of steps."),
+    epochs: float = typer.Option(None, help="Passes over the training set, instead of --steps."),
+    noise: float = typer.Option(None, help="Noise multiplier."),
+    accountant: str = typer.Option("pld", help="pld (tight) or rdp (as in most papers)."),
+    plot: Path = typer.Option(None, help="Draw epsilon against steps into this new file."),
+    json: bool = typer.Option(False, "--json", help="Print the answer as JSON."),
+) -> None:
+    """Ask what a privacy budget allows: leave out one of --epsilon, --noise, --steps, --batch.
+
+    For example `sfumato budget --data cifar10 --batch 4096 --steps 875 --epsilon 1` answers with
+    the noise. Both accountants are shown; --accountant says whose answer is used further on.
+    """
+    from sfumato.cli.budget_picture import check_new, draw
+
+    name, n = _accountant(accountant), _examples(examples, data)
+    given = _Setting(n, delta, epsilon, noise, _steps(steps, epochs, n, batch), batch)
+    question = _question(given, epochs)
+    _check(given)
+    if plot is not None:
+        check_new(plot)
+    answers = _answers(given, question, name)
+    setting = given.with_(question, answers[name])
+    spent = setting.spent()
+    if plot is not None:
+        title = f"N = {n}, expected batch {setting.batch}, σ = {setting.noise:g}"
+        draw(plot, setting.step(), delta=delta, budget=epsilon, title=title)
+    if json:
+        _print_json(setting, question, name, answers, spent)
+    else:
+        _print_table(setting, question, name, answers, spent)
+        if plot is not None:
+            typer.echo(f"Picture: {plot}")
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What is known of a run; exactly one of the last four is None until it is answered."""
+
+    examples: int
+    delta: float
+    epsilon: float | None
+    noise: float | None
+    steps: int | None
+    batch: int | None
+
+    def with_(self, question: str, answer: Any) -> _Setting:
+        return _Setting(**{**self.__dict__, question: answer})
+
+    def step(self) -> Any:
+        from sfumato.privacy.accounting import Step
+
+        assert self.batch and self.steps and self.noise is not None
+        return Step(self.batch / self.examples, self.noise, self.steps)
+
+    def spent(self) -> dict[AccountantName, float]:
+        from sfumato.privacy import accounting
+
+        history = [self.step()]
+        return {
+            name: accounting.epsilon(history, delta=self.delta, accountant=name)
+            for name in accounting.ACCOUNTANTS
+        }
+
+
+def _accountant(name: str) -> AccountantName:
+    from sfumato.privacy.accounting import check_accountant
+
+    check_accountant(name)
+    return name  # type: ignore[return-value]
+
+
+def _examples(examples: int | None, data: str | None) -> int:
+    from sfumato.privacy.calibration import check_examples
+
+    if (examples is None) == (data is None):
+        raise UserError(
+            "Say how many training examples there are: --examples N, or --data with one of "
+            f"{', '.join(TRAINING_EXAMPLES)}{'' if data is None else ' (not both)'}."
+        )
+    if data is not None:
+        if data not in TRAINING_EXAMPLES:
+            raise UserError(
+                f"The size of '{data}' is not known here.{nearest(data, TRAINING_EXAMPLES)} Give "
+                "the number of its training examples with --examples."
+            )
+        return TRAINING_EXAMPLES[data]
+    assert examples is not None
+    check_examples(examples)
+    return examples
+
+
+def _steps(steps: int | None, epochs: float | None, examples: int, batch: int | None) -> int | None:
+    if epochs is None:
+        return steps
+    if steps is not None:
+        raise UserError("Give --steps or --epochs, not both.")
+    if not 0 < epochs < math.inf:
+        raise UserError(f"--epochs must be a number above 0, not {epochs:g}.")
+    if batch is None:
+        raise UserError(
+            "--epochs needs --batch: the number of steps in an epoch is examples / batch. "
+            "To ask for the batch, give --steps instead."
+        )
+    return max(1, round(epochs * examples / batch)) if batch > 0 else 1
+
+
+def _question(given: _Setting, epochs: float | None) -> str:
+    missing = [name for name in _OPTIONS if getattr(given, name) is None]
+    if len(missing) == 1:
+        return missing[0]
+    if not missing:
+        steps = "--steps" if epochs is None else "--epochs"
+        raise UserError(
+            f"There is nothing left to compute: drop one of --epsilon, --noise, {steps}, --batch, "
+            "the one to be answered."
+        )
+    unknown = [_OPTIONS[name] for name in missing]
+    few = "one" if len(missing) == 2 else f"{len(missing) - 1}"
+    raise UserError(
+        f"One of --epsilon, --noise, --steps (or --epochs) and --batch is computed from the three "
+        f"others, but {', '.join(unknown[:-1])} and {unknown[-1]} are missing: add {few} of them."
+    )
+
+
+def _check(given: _Setting) -> None:
+    from sfumato.privacy import accounting, calibration
+
+    calibration.check_delta(given.delta, given.examples)
+    if given.epsilon is not None:
+        calibration.check_epsilon(given.epsilon)
+    if given.noise is not None:
+        accounting.check_noise_multiplier(given.noise)
+    if given.steps is not None:
+        calibration.check_steps(given.steps)
+    if given.batch is not None and not 1 <= given.batch <= given.examples:
+        raise UserError(
+            f"--batch must be between 1 and the number of training examples, {given.examples}, "
+            f"not {given.batch}."
+        )
+
+
+def _answers(
+    given: _Setting, question: str, chosen: AccountantName
+) -> dict[AccountantName, float | int | None]:
+    """The answer by each accountant; None where only the one not chosen finds none."""
+    from sfumato.privacy.accounting import ACCOUNTANTS
+
+    answers: dict[AccountantName, float | int | None] = {}
+    for name in ACCOUNTANTS:
+        try:
+            answers[name] = _answer(given, question, name)
+        except UserError:
+            if name == chosen:
+                raise
+            answers[name] = None
+    return answers
+
+
+def _answer(given: _Setting, question: str, name: AccountantName) -> float | int:
+    from sfumato.privacy import calibration
+
+    if question == "epsilon":
+        return given.spent()[name]
+    g: Any = given
+    target = {"epsilon": g.epsilon, "delta": g.delta, "accountant": name}
+    if question == "batch":
+        return calibration.batch_for(
+            **target, examples=g.examples, steps=g.steps, noise_multiplier=g.noise
+        )
+    q = g.batch / g.examples
+    if question == "steps":
+        return calibration.steps_for(**target, q=q, noise_multiplier=g.noise)
+    return calibration.noise_multiplier_for(**target, q=q, steps=g.steps)
+
+
+def _format(question: str, answer: float | int | None) -> str:
+    from sfumato.cli.budget_picture import rounded_up
+
+    if answer is None:
+        return "none"
+    return rounded_up(answer) if question == "epsilon" else f"{answer:,}".replace(",", " ")
+
+
+def _print_table(
+    setting: _Setting,
+    question: str,
+    chosen: AccountantName,
+    answers: dict[AccountantName, float | int | None],
+    spent: dict[AccountantName, float],
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sfumato.cli.budget_picture import rounded_up
+    from sfumato.privacy.accounting import RELATION
+
+    step = setting.step()
+    epochs = step.count * step.q
+    table = Table(title="Privacy budget", title_justify="left", title_style="bold")
+    table.add_column("")
+    for name in answers:
+        used = " (used below)" if name == chosen and question != "epsilon" else ""
+        table.add_column(f"{name.upper()}{used}", justify="right")
+    table.add_row(
+        f"[bold]{_QUESTIONS[question]}[/]",
+        *(f"[bold]{_format(question, answer)}[/]" for answer in answers.values()),
+    )
+    if question != "epsilon":
+        shown = _format(question, answers[chosen])
+        label = {"noise": f"σ = {shown}", "steps": f"{shown} steps", "batch": f"batch {shown}"}
+        table.add_row(f"ε with {label[question]}", *(rounded_up(spent[name]) for name in answers))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"N = {setting.examples} examples, expected batch {setting.batch} (q = {step.q:.4g}), "
+        f"{step.count} steps ({epochs:.4g} epochs), σ = {step.noise_multiplier:g}, "
+        f"δ = {setting.delta:g}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"Neighbouring data sets: {RELATION}. Each step draws every example independently with "
+        "probability q (Poisson sampling).",
+        soft_wrap=True,
+    )
+
+
+def _print_json(
+    setting: _Setting,
+    question: str,
+    chosen: AccountantName,
+    answers: dict[AccountantName, float | int | None],
+    spent: dict[AccountantName, float],
+) -> None:
+    import json
+
+    from sfumato.privacy.accounting import RELATION
+
+    def finite(values: dict[AccountantName, Any]) -> dict[AccountantName, Any]:
+        return {name: None if value == math.inf else value for name, value in values.items()}
+
+    step = setting.step()
+    content = {
+        "question": question,
+        "accountant": chosen,
+        "answer": finite(answers),
+        "epsilon": finite(spent),
+        "delta": setting.delta,
+        "examples": setting.examples,
+        "batch": setting.batch,
+        "q": step.q,
+        "steps": step.count,
+        "noise_multiplier": step.noise_multiplier,
+        "neighbouring": RELATION,
+        "sampling": "poisson",
+    }
+    typer.echo(json.dumps(content, indent=2))

@@ -1,0 +1,79 @@
+"""The picture of `sfumato budget`: epsilon against the number of steps, by both accountants."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.errors import UserError
+
+if TYPE_CHECKING:
+    from sfumato.privacy.accounting import Step
+
+FORMATS = (".png", ".pdf", ".svg")
+_COLOURS = {"pld": "#1b6ca8", "rdp": "#d1741f"}
+_POINTS = 16
+
+
+def rounded_up(value: float) -> str:
+    """Four significant digits, rounded up: a stated epsilon is never below the true one."""
+    if value == 0 or math.isinf(value):
+        return "∞" if value else "0"
+    digits = 3 - math.floor(math.log10(value))
+    rounded = math.ceil(value * 10.0**digits - 1e-9) / 10.0**digits
+    return f"{rounded:.{max(digits, 0)}f}"
+
+
+def check_new(path: Path) -> None:
+    """Refuse a picture that could not be written, before the work is done."""
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"--plot {path}: the name must end in {', '.join(FORMATS)}.")
+    if path.exists() or path.is_symlink():
+        raise UserError(f"--plot {path}: the file exists and is left alone; choose a new name.")
+    if not path.parent.is_dir():
+        raise UserError(f"--plot {path}: there is no folder {path.parent}; make it first.")
+
+
+def draw(path: Path, step: Step, *, delta: float, budget: float | None, title: str) -> None:
+    """Draw up to a quarter more steps than `step.count`, into a file that must be new."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from sfumato.privacy.accounting import ACCOUNTANTS, curve, epsilon
+
+    if step.noise_multiplier == 0:
+        raise UserError("There is no curve to draw without noise: epsilon is infinite.")
+    last = max(2, round(1.25 * step.count))
+    places = (max(1, round(last * (i / _POINTS) ** 2)) for i in range(1, _POINTS + 1))
+    counts = sorted({step.count, *places})
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name in ACCOUNTANTS:
+        colour, values = _COLOURS[name], curve(step, counts, delta=delta, accountant=name)
+        here = epsilon([step], delta=delta, accountant=name)
+        values[counts.index(step.count)] = here
+        axes.plot([0, *counts], [0, *values], color=colour, lw=2, label=name.upper())
+        axes.plot([step.count], [here], "o", color=colour, ms=6)
+        axes.annotate(
+            rounded_up(here),
+            (step.count, here),
+            xytext=(7, -14) if name == "pld" else (-7, 7),
+            textcoords="offset points",
+            ha="left" if name == "pld" else "right",
+            color=colour,
+        )
+    if budget is not None:
+        axes.axhline(budget, color="0.45", ls="--", lw=1, label=f"budget ε = {budget:g}")
+    axes.axvline(step.count, color="0.8", lw=1, zorder=0)
+    axes.set(xlim=(0, last), ylim=(0, None), xlabel="steps", ylabel=f"ε at δ = {delta:g}")
+    axes.set_title(f"{title}: {step.count} steps", fontsize=11, loc="left")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left")
+    try:
+        with open(path, "xb") as file:
+            figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror}.") from None

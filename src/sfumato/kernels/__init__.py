@@ -1,0 +1,1 @@
+"""Triton kernels, each beside the plain-PyTorch function that defines it."""
