@@ -33,8 +33,8 @@ def _setting(
 ) -> Any:
     limits = {"above": above, "least": least, "most": most, "below": below, "choices": choices}
     meta = {"help": help, **{k: v for k, v in limits.items() if v is not None}}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=meta)
+    if isinstance(default, dict | list):
+        return field(default_factory=type(default), metadata=meta)
     return field(default=default, metadata=meta)
 
 
@@ -51,7 +51,11 @@ class Data:
     test_fraction: float = _setting(
         0.2, "part held out for testing where the data has no test set", above=0, below=1
     )
-    split_seed: int = _setting(0, "seed of those two splits", least=0)
+    split_seed: int = _setting(0, "seed of those two splits and of the subset", least=0)
+    subset: str = _setting(
+        "", "random classes: min-rand-10, half-rand-50, max-100, rand-N or rand-N/GROUPS; all if empty"
+    )
+    public: bool = _setting(False, "you declare these images public: not for a private run")
     skip_unreadable: bool = _setting(False, "go on without images that cannot be read")
 
 
@@ -61,6 +65,26 @@ class Model:
 
     name: str = _setting("tanh-cnn", "a registered model, or package.module:function")
     options: dict[str, Any] = _setting({}, "the model's own options, as `sfumato models show` lists")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Which weights to begin with, and which of them to train."""
+
+    source: str = _setting("", "a run folder or weights file to start from; from scratch if empty")
+    how: str = _setting(
+        "transfer",
+        "transfer takes the weights over, meanvar draws new ones with each layer's mean and variance",
+        choices=("transfer", "meanvar"),
+    )
+    reset: list[str] | None = _setting(
+        None, "layers or name patterns drawn anew; the head for transfer, none for meanvar if unset"
+    )
+    train: list[str] = _setting([], "layers or name patterns to train, the rest is frozen; all if empty")
+    public: bool = _setting(False, "you declare public what the source was trained on without noise")
+    same_data: bool | None = _setting(
+        None, "the source saw this run's images, with noise: true counts what it spent"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +168,7 @@ class Recipe:
     about: str = ""
     data: Data = Data()
     model: Model = Model()
+    start: Start = Start()
     privacy: Privacy = Privacy()
     optimizer: Optimizer = Optimizer()
     augment: Augment = Augment()
@@ -195,10 +220,13 @@ class Recipe:
         return from_dict(content)
 
 
-_SECTIONS: tuple[str, ...] = ("data", "model", "privacy", "optimizer", "augment", "training")
+_SECTIONS: tuple[str, ...] = (
+    "data", "model", "start", "privacy", "optimizer", "augment", "training",
+)  # fmt: skip
 _CLASSES: dict[str, type[Any]] = {
     "data": Data,
     "model": Model,
+    "start": Start,
     "privacy": Privacy,
     "optimizer": Optimizer,
     "augment": Augment,
@@ -275,8 +303,12 @@ def _checked(name: str, value: Any, hint: Any, meta: Mapping[str, Any], where: s
     kind = typing.get_origin(kind) or kind
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    if kind is list and isinstance(value, str):
+        value = [value]
+    fits = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
+    if not fits or (kind is list and not all(isinstance(v, str) for v in value)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        words[list] = "a list of texts"
         raise UserError(
             f"'{name}' in {where} must be {words.get(kind, kind.__name__)}, not {value!r}."
         )
@@ -304,6 +336,17 @@ def _check_together(recipe: Recipe) -> None:
         raise UserError("Give training.steps or training.epochs, not both.")
     if recipe.optimizer.nesterov and not recipe.optimizer.momentum:
         raise UserError("optimizer.nesterov needs optimizer.momentum greater than 0.")
+    if recipe.data.public and recipe.privacy.enabled:
+        raise UserError(
+            "data.public = true declares that the training images need no privacy, for a run with "
+            "privacy.enabled = false (`sfumato pretrain`). Leave it out of a private run."
+        )
+    start = recipe.start
+    if not start.source and (start.reset is not None or start.public or start.same_data is not None):
+        raise UserError(
+            "start.reset, start.public and start.same_data are about the weights that a run starts "
+            "from: name them in start.source."
+        )
 
 
 def loads(text: str, *, where: str) -> Recipe:

@@ -132,8 +132,8 @@ def _one_tap(  # type: ignore[no-untyped-def]
 def _tiles(channels: int, out: int, three: bool) -> dict[str, int]:
     """Tile sizes and warps, chosen on an H200."""
     bc = 16 if channels <= 16 else 32 if channels <= 32 or three else 64
-    bo = 16 if out <= 16 else 32 if out <= 32 else 64
-    return {"BO": bo, "BC": bc, "BT": 64, "num_warps": 4, "num_stages": 3}
+    bo = 16 if out <= 16 else 32 if out <= 32 else 64 if out <= 64 else 128
+    return {"BO": bo, "BC": bc, "BT": 64, "num_warps": 8 if bo == 128 else 4, "num_stages": 3}
 
 
 def supported(x: Tensor, d: Tensor, groups: int) -> bool:

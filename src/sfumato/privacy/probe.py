@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.privacy.gradients import METHODS, Gradients, PerExample
+from sfumato.privacy.gradients import METHODS, Gradients, NotPerLayer, PerExample
 from sfumato.privacy.isolation import (
     KINDS,
     LOOSE,
@@ -36,17 +36,20 @@ if TYPE_CHECKING:
     from sfumato.privacy.gradients import Loss
 
 
-Comparison = Literal["as it is", "in evaluation mode", "not at all"]
-"""How a model that draws random numbers can be compared with itself."""
+Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all"]
+"""How a model, which may draw random numbers, can be compared with itself."""
 
 
-def tolerance(dtype: torch.dtype) -> float:
+def tolerance(dtype: torch.dtype, *, confirmed: bool = False) -> float:
     """Relative error of a gradient that rounding alone may cause.
 
-    In float32 one activation on the other side of a kink is enough for a per cent; float64, in
-    which models are compared where they can be, hardly ever meets a kink.
+    In float32 a few activations on the other side of a kink are enough for a per cent. In float64
+    hardly any are, so what agreed there (`confirmed`) is only to be right by and large here.
     """
-    return {torch.float64: 1e-7, torch.float32: 2e-2}.get(dtype, 2e-1)
+    if dtype == torch.float64:
+        return 1e-7
+    loose = 2e-2 if dtype == torch.float32 else 2e-1
+    return 5 * loose if confirmed else loose
 
 
 def errors(ours: Gradients, reference: Gradients) -> dict[str, float]:
@@ -137,7 +140,8 @@ def choose_method(engine: PerExample, x: Tensor, y: Tensor) -> str:
         for method in METHODS[:-1]:
             for trial, dtype in trials:
                 largest = y.shape[0] if trial is engine and engine.check else 0
-                objection = _objection(trial, method, draws, dtype, largest, comparison)
+                allowed = tolerance(dtype, confirmed=len(trials) > 1)
+                objection = _objection(trial, method, draws, dtype, largest, comparison, allowed)
                 if objection:
                     engine.passed_over[method] = objection
                     break
@@ -196,8 +200,8 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def how_to_compare(model: nn.Module, x: Tensor) -> Comparison:
-    """Whether the model repeats itself from different random states, held still."""
-    ways: tuple[Comparison, ...] = ("as it is", "in evaluation mode")
+    """The mildest way in which the model repeats itself from different random states."""
+    ways: tuple[Comparison, ...] = ("as it is", "held still", "in evaluation mode")
     for way in ways:
         with held(model, way):
             first, second = (look(model, x, None, at=at).outputs for at in (1, 2))
@@ -208,7 +212,10 @@ def how_to_compare(model: nn.Module, x: Tensor) -> Comparison:
 
 @contextmanager
 def held(model: nn.Module, comparison: Comparison) -> Iterator[None]:
-    """Hold random numbers still; where that is not enough, run in evaluation mode."""
+    """Hold random numbers still if need be; where that is not enough, run in evaluation mode."""
+    if comparison == "as it is":
+        yield
+        return
     modes = {module: module.training for module in model.modules()}
     try:
         if comparison == "in evaluation mode":
@@ -231,6 +238,7 @@ def _objection(
     dtype: torch.dtype,
     largest: int,
     comparison: Comparison,
+    allowed: float,
 ) -> str | None:
     """Why a method is not to be used on this model, or None.
 
@@ -261,8 +269,8 @@ def _objection(
                 ours = run(x, y)
                 picks = range(examples) if small else (0, examples // 2, examples - 1)
                 reference = _alone(engine, x, y, picks, state)
-                worst = max(errors(_picked(ours, picks), reference).values(), default=0.0)
-                if not worst <= tolerance(dtype):
+                worst = max(errors(picked(ours, picks), reference).values(), default=0.0)
+                if not worst <= allowed:
                     return f"the gradients differ from the reference by {worst:.1e}"
                 if not small:
                     moved = _moves_with(run, x, y, examples // 3, engine.views, ours)
@@ -270,6 +278,8 @@ def _objection(
                         return f"changing one example moves the gradients of others by {moved:.1e}"
     except UserError:
         raise
+    except NotPerLayer as reason:
+        return str(reason)
     except Exception as error:
         if _out_of_memory(error):
             raise
@@ -325,7 +335,8 @@ def _alone(
         state.put_back()
 
 
-def _picked(gradients: Gradients, picks: Iterable[int]) -> Gradients:
+def picked(gradients: Gradients, picks: Iterable[int]) -> Gradients:
+    """The gradients of some of the examples."""
     index = list(picks)
     tensors = [None if t is None else t[index] for t in gradients.tensors]
     return Gradients(gradients.names, gradients.shapes, tensors, gradients.losses[index], None)

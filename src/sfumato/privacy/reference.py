@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -20,22 +22,26 @@ def one_at_a_time(
     """
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     state = Snapshot(model)
-    rows: list[list[Tensor]] = []
+    found: list[list[Tensor]] = []
     losses, outputs = [], []
     for i in range(y.shape[0]):
         if i:
             state.put_back()
+        leaf = x[i * views : (i + 1) * views].detach().clone()
+        if leaf.is_floating_point():
+            leaf.requires_grad_()
         with torch.enable_grad():
-            out, own = per_example_losses(
-                model, loss, x[i * views : (i + 1) * views], y[i : i + 1], views
-            )
+            # Asking for the input's gradient too keeps PyTorch 2.13 from a crash in GroupNorm's
+            # backward pass (channels_last on the CPU, no gradient needed below the layer). Inputs
+            # that are not leaves may be changed in place.
+            rows = leaf * 1 if leaf.requires_grad else leaf
+            out, own = per_example_losses(model, loss, rows, y[i : i + 1], views)
         total = own.sum()
-        grads = (
-            torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-            if total.requires_grad
-            else [None] * len(parameters)
-        )
-        rows.append(
+        wanted = [*parameters.values(), *([leaf] if leaf.requires_grad else [])]
+        grads: Sequence[Tensor | None] = [None] * len(parameters)
+        if total.requires_grad:
+            grads = torch.autograd.grad(total, wanted, allow_unused=True)[: len(parameters)]
+        found.append(
             [
                 torch.zeros_like(p) if g is None else g
                 for g, p in zip(grads, parameters.values(), strict=True)
@@ -44,7 +50,7 @@ def one_at_a_time(
         losses.append(own.detach())
         outputs.append(out.detach())
     stacked: list[Tensor | None] = [
-        torch.stack([row[k] for row in rows]) if rows else p.new_zeros(0, *p.shape)
+        torch.stack([grads[k] for grads in found]) if found else p.new_zeros(0, *p.shape)
         for k, p in enumerate(parameters.values())
     ]
     return Gradients(

@@ -6,6 +6,7 @@ in its own precision, and in `channels_last`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.privacy.gradients import Loss, Path, PerExample, cross_entropy
+from sfumato.privacy.gradients import Loss, Path, cross_entropy
 from sfumato.privacy.isolation import KINDS, Mixing, how_examples_mix, look, shape_complaint
 from sfumato.privacy.precision import full_precision
-from sfumato.privacy.probe import Draws, copied, is_random
+from sfumato.privacy.probe import copied, is_random
 from sfumato.privacy.refuse import mixing_layers
 from sfumato.privacy.state import PROBE_SEED, undisturbed
 from sfumato.privacy.trials import (
@@ -39,14 +40,16 @@ class Check:
     Attributes:
         name: What was checked.
         passed: Whether it holds; None if an earlier failure kept it from being checked.
-        detail: What was found, and for a failure what to do.
+        detail: What was found.
         number: The error, ratio or count behind it, if there is one.
+        fix: For a failure, what to do.
     """
 
     name: str
     passed: bool | None
     detail: str = ""
     number: float | None = None
+    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,12 @@ ISOLATED = {
     "gradients": "changing one example moves no other's gradient",
     "state": "the forward pass keeps nothing of the data",
 }
+APART = (
+    "compute nothing along the batch: normalise each example by itself (nn.GroupNorm, "
+    "nn.LayerNorm), and keep no statistics of the data"
+)
+FAULT = "do not train this model privately with this version; please report it"
+ROWS = "one row of outputs per example"
 TRIALS: dict[str, Callable[[Trial], tuple[bool, str, float | None]]] = {
     "the engine keeps examples apart": example_apart,
     "the clipped sum is the reference's": clipped_sum,
@@ -98,6 +107,7 @@ def verify(
     loss: Loss = cross_entropy,
     batch: int = 17,
     seed: int = PROBE_SEED,
+    tell: Callable[[str], None] = lambda stage: None,
 ) -> Report:
     """Check that private training of this model is what it claims to be.
 
@@ -110,6 +120,7 @@ def verify(
         loss: From outputs and targets to one loss per row.
         batch: The largest batch to try.
         seed: Seed of the model's own random numbers.
+        tell: Called with what is checked next.
 
     Returns:
         The checks, every parameter's error, and which layer takes which path.
@@ -123,16 +134,20 @@ def verify(
     report = Report()
     with undisturbed(model), full_precision(like_x.device), _training(model):
         outputs = _first_run(model, like_x)
-        _add_names(report, model)
-        if complaint := shape_complaint(outputs, 3):
-            report.checks.append(Check("one row of outputs per example", False, complaint))
+        found = mixing_layers(model)
+        detail = "; ".join(f"layer '{name}': {fix}" for name, fix in found.items())
+        report.checks.append(Check("no layer that is known to mix examples", not found, detail))
+        complaint = shape_complaint(outputs, 3)
+        if complaint or not isinstance(outputs, Tensor):
+            fix = "return a tensor whose first dimension is the batch"
+            report.checks.append(Check(ROWS, False, complaint or "", fix=fix))
             return report
-        assert isinstance(outputs, Tensor)
         _match_classes(outputs, classes)
-        report.checks.append(Check("one row of outputs per example", True, f"{outputs.shape[1:]}"))
+        report.checks.append(Check(ROWS, True))
         variants = _variants(model, like_x, like_y, loss)
-        _add_isolation(report, variants, loss, batch, seed)
-        _add_trials(report, variants, loss, batch)
+        tell("whether one example can reach another")
+        _add_isolation(report, variants, batch, seed)
+        _add_trials(report, variants, batch, tell)
     return report
 
 
@@ -176,16 +191,9 @@ def _match_classes(outputs: Tensor, classes: int | None) -> None:
         )
 
 
-def _add_names(report: Report, model: nn.Module) -> None:
-    found = mixing_layers(model)
-    detail = "; ".join(f"layer '{name}': {fix}" for name, fix in found.items())
-    name = "no layer that is known to mix examples"
-    report.checks.append(Check(name, not found, detail, float(len(found)) or None))
-
-
 def _variants(model: nn.Module, like_x: Tensor, like_y: Tensor, loss: Loss) -> list[Trial]:
     """The model in float64, in its own precision, and in channels_last, as far as it can be."""
-    own = Trial("own precision", model, like_x, like_y, loss)
+    own = Trial(str(like_x.dtype).removeprefix("torch."), model, like_x, like_y, loss, own=True)
     made = []
     try:
         double = copied(model).double()
@@ -194,7 +202,9 @@ def _variants(model: nn.Module, like_x: Tensor, like_y: Tensor, loss: Loss) -> l
         loss(look(double, trial.like_x, None).outputs, trial.like_y)
         made.append(trial)
     except Exception:
-        own.label = "own precision (it does not run in float64)"
+        own.label += " (it does not run in float64)"
+    if own.dtype == torch.float64:
+        made.clear()
     made.append(own)
     if like_x.dim() == 4:
         try:
@@ -203,92 +213,119 @@ def _variants(model: nn.Module, like_x: Tensor, like_y: Tensor, loss: Loss) -> l
             made.append(Trial("channels_last", last, x, like_y, loss))
         except Exception:
             pass
+    for trial in made:
+        trial.confirmed = made[0].dtype == torch.float64
     return made
 
 
-def _add_isolation(
-    report: Report, variants: list[Trial], loss: Loss, batch: int, seed: int
-) -> None:
+def _add_isolation(report: Report, variants: list[Trial], batch: int, seed: int) -> None:
     found: dict[str, tuple[Mixing, str]] = {}
-    for trial in variants[:2]:
-        for training in (True, False):
-            trial.model.train(training)
-            mixing = _scan(trial, loss, batch, seed, thorough=trial is variants[0])
-            if mixing is not None and mixing.what not in found:
-                mode = "" if training else " (in evaluation mode)"
-                found[mixing.what] = mixing, mode
+    widest, own = variants[0], next(trial for trial in variants if trial.own)
+    for trial, training, thorough in (
+        (widest, True, True),
+        (widest, False, False),
+        (own, True, False),
+    ):
+        trial.model.train(training)
+        mixing = _scan(trial, batch, seed, thorough=thorough)
         trial.model.train()
+        if mixing is not None and mixing.what not in found:
+            found[mixing.what] = mixing, "" if training else " (in evaluation mode)"
     for what, name in ISOLATED.items():
         if what in found:
             mixing, mode = found[what]
-            report.checks.append(Check(name, False, f"{mixing}{mode}", mixing.amount))
+            amount = None if math.isnan(mixing.amount) else mixing.amount
+            report.checks.append(Check(name, False, f"{mixing}{mode}", amount, APART))
         else:
-            report.checks.append(Check(name, None if found else True, _detail_of(variants)))
+            report.checks.append(
+                Check(name, None if found else True, "not reached" if found else "")
+            )
 
 
-def _detail_of(variants: list[Trial]) -> str:
-    return ", ".join(trial.label for trial in variants[:2])
-
-
-def _scan(trial: Trial, loss: Loss, batch: int, seed: int, *, thorough: bool) -> Mixing | None:
+def _scan(trial: Trial, batch: int, seed: int, *, thorough: bool) -> Mixing | None:
     """Change examples in batches of several sizes, into several things, from several states."""
     model, draws = trial.model, trial.draws
-    plans = []
-    for size in sorted({2, 3, 8, batch}) if thorough else [3, batch]:
-        places = range(size) if size <= 8 else (0, 1, size // 2, size - 1)
-        kinds = KINDS if size <= 3 else KINDS[:1]
-        changes = [(j, kind) for j in places for kind in kinds]
-        changes += [(size - 1, kind) for kind in KINDS if size > 3]
-        plans.append((size, changes, seed))
+    last = batch - 1
+    plans = [
+        (3, [(j, KINDS[j]) for j in range(3)], seed),
+        (batch, [(batch // 2, "other"), (last, "not finite")], seed),
+    ]
+    if thorough:
+        plans = [
+            (2, [(j, kind) for j in range(2) for kind in KINDS], seed),
+            (3, [(j, KINDS[(j + k) % len(KINDS)]) for j in range(3) for k in (0, 2)], seed),
+            (8, [(j, "other") for j in range(8)] + [(3, "not finite")], seed),
+            (batch, [(0, "large"), (batch // 2, "other"), (last, "opposite")], seed),
+            *plans[1:],
+        ]
     if is_random(model, draws.x(3)):
         plans += [(8, [(j, "other") for j in (0, 5)], seed + k) for k in range(1, 17)]
     for size, changes, at in plans:
-        y = draws.y(size)
-        mixing = how_examples_mix(
-            model, draws.x(size), changes=changes, losses=lambda out, y=y: loss(out, y), at=at
-        )
-        if mixing is not None:
-            return mixing
+        losses = _losses(trial, draws.y(size))
+        found = how_examples_mix(model, draws.x(size), changes=changes, losses=losses, at=at)
+        if found is not None:
+            return found
     return None
 
 
-def _add_trials(report: Report, variants: list[Trial], loss: Loss, batch: int) -> None:
+def _losses(trial: Trial, y: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda out: trial.loss(out, y)
+
+
+def _add_trials(
+    report: Report, variants: list[Trial], batch: int, tell: Callable[[str], None]
+) -> None:
     """Compare the engine with the reference, in every variant, with one view and with two."""
+    own = next(trial for trial in variants if trial.own)
     reached = all(check.passed for check in report.checks)
+    if reached:
+        tell("which method fits")
+        try:
+            engine = own.engine(1)
+            method = engine._method_for(*own.batch(batch))
+        except UserError as error:
+            report.checks.append(Check("the engine takes the model", False, str(error)))
+            reached = False
+        else:
+            report.paths = engine.paths()
+            for passed_over, reason in engine.passed_over.items():
+                report.warnings.append(f"'{passed_over}' does not fit this model: {reason}")
+            for trial in variants:
+                trial.method = method
     for trial in variants:
         for views in (1, 2) if trial is variants[0] else (1,):
             name = f"per-example gradients: {trial.label}" + (f", {views} views" * (views > 1))
             if not reached:
                 report.checks.append(Check(name, None, "not reached"))
                 continue
-            try:
-                engine = PerExample(trial.model, loss=loss, views=views)
-                engine(trial.draws.x(batch * views), trial.draws.y(batch))
-                trial.engines[views] = engine
-            except UserError as error:
-                report.checks.append(Check(name, False, str(error)))
-                reached = False
-                continue
-            passed, detail, worst, table = gradients_agree(trial, engine, batch)
-            report.checks.append(Check(name, passed, detail, worst))
+            tell(name)
+            passed, detail, worst, table = gradients_agree(trial, views, batch)
+            report.checks.append(Check(name, passed, detail, worst, "" if passed else FAULT))
             if trial is variants[0] and views == 1:
-                shapes = {n: tuple(p.shape) for n, p in engine.trainable.items()}
+                shapes = {n: tuple(p.shape) for n, p in trial.engine(1).trainable.items()}
                 report.parameters = [ParameterError(n, shapes[n], e) for n, e in table.items()]
                 report.warnings += trial.unused()
     for name, check in TRIALS.items():
         if not reached:
             report.checks.append(Check(name, None, "not reached"))
             continue
-        outcomes = [(trial, check(trial)) for trial in variants]
-        failed = [(trial, outcome) for trial, outcome in outcomes if not outcome[0]]
-        trial, (passed, detail, number) = (failed or outcomes)[0]
-        numbers = [n for _, (_, _, n) in failed or outcomes if n is not None]
-        where = f"{trial.label}: " if failed else ""
-        report.checks.append(
-            Check(name, passed, f"{where}{detail}", max(numbers) if numbers else number)
-        )
-    if reached:
-        own = next(trial for trial in variants if trial.label.startswith("own"))
-        report.paths = own.engines[1].paths()
-        for method, reason in own.engines[1].passed_over.items():
-            report.warnings.append(f"the method '{method}' does not fit this model: {reason}")
+        tell(name)
+        report.checks.append(_outcome(name, check, variants))
+
+
+def _outcome(
+    name: str, check: Callable[[Trial], tuple[bool, str, float | None]], variants: list[Trial]
+) -> Check:
+    """One check over all variants: the first that fails, or the largest number."""
+    outcomes = []
+    for trial in variants:
+        try:
+            passed, detail, number = check(trial)
+        except Exception as error:
+            detail = f"{trial.label}: {type(error).__name__}: {error}"
+            return Check(name, False, detail, fix=FAULT)
+        if not passed:
+            return Check(name, False, f"{trial.label}: {detail}", number, FAULT)
+        outcomes.append((detail, number))
+    numbers = [number for _, number in outcomes if number is not None]
+    return Check(name, True, outcomes[0][0], max(numbers) if numbers else None)

@@ -7,7 +7,7 @@ import hmac
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ import torch
 
 from sfumato import data as datasets
 from sfumato.data import Dataset
+from sfumato.data.subset import subset
 from sfumato.errors import UserError
 from sfumato.privacy import accounting
+from sfumato.privacy.accounting import merge
+from sfumato.privacy.composition import Exposure
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import Randomness
 from sfumato.privacy.statement import Facts, statement
 from sfumato.recipe import Recipe, differences, from_dict, loads
 from sfumato.report import curves
-from sfumato.training import checkpoint, files, setup
+from sfumato.training import checkpoint, files, setup, start
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
@@ -77,11 +80,17 @@ def train(
     if out is not None:
         files.check_free(Path(out))
     where = setup.pick_device(device)
-    dataset = _load(recipe, root, reporter)
-    plan = setup.plan(recipe, len(dataset.train))
+    donor = start.open_donor(recipe)
+    origin = donor.origin if donor else start.Origin()
+    dataset = _load(recipe, origin, root, reporter)
+    plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     seed = recipe.training.seed
     randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
-    model = setup.build_model(recipe, dataset, randomness)
+    model = setup.build_model(recipe, dataset, randomness, donor)
+    if donor:
+        words = start.describe(model, donor, recipe.start, classes=len(dataset.classes))
+        origin = replace(origin, words=words)
+    _say_start(recipe, origin, model, reporter)
     physical = recipe.training.physical_batch or setup.physical_batch(
         model, plan, dataset, recipe.training.views, _memory(where)
     )
@@ -90,7 +99,7 @@ def train(
         if not randomness.seeded:
             files.write_whole(folder / files.KEY, randomness.key, mode=0o600)
         files.write_whole(folder / files.RECIPE, recipe.to_toml().encode())
-        header = _header(recipe, plan, dataset, randomness, physical)
+        header = _header(recipe, plan, dataset, randomness, physical, origin)
         ledger = Ledger.create(folder / files.LEDGER, header)
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
@@ -125,10 +134,11 @@ def resume(
             f"{folder} is finished: there is nothing to resume. See {folder / files.STATEMENT}."
         )
     randomness = _same_randomness(folder, recipe)
-    dataset = _load(recipe, root, reporter)
-    plan = setup.plan(recipe, len(dataset.train))
+    origin = _origin(ledger)
+    dataset = _load(recipe, origin, root, reporter)
+    plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     physical = int(ledger.header["physical_batch"])
-    expected = _header(recipe, plan, dataset, randomness, physical)
+    expected = _header(recipe, plan, dataset, randomness, physical, origin)
     found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous")}
     changed = differences(found, expected)
     if changed:
@@ -143,7 +153,8 @@ def resume(
     with _explained(folder):
         files.sweep(folder)
         (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
-        model = setup.build_model(recipe, dataset, randomness)
+        donor = start.open_donor(recipe, unchanged=origin) if state is None else None
+        model = setup.build_model(recipe, dataset, randomness, donor)
         if state is not None:
             physical = int(state.numbers["physical_batch"])
         metrics = Metrics(folder / files.METRICS, upto=state.step if state else 0)
@@ -177,8 +188,9 @@ def _finish(loop: Loop) -> Result:
     recipe, folder, ledger = loop.recipe, loop.folder, loop.ledger
     ledger.sync()
     p = recipe.privacy
+    history = [*loop.plan.before, *ledger.history()] if p.enabled else []
     spent = {
-        name: accounting.epsilon(ledger.history(), delta=p.delta, accountant=name)
+        name: accounting.epsilon(history, delta=p.delta, accountant=name)
         for name in ("pld", "rdp")
         if p.enabled
     }
@@ -198,6 +210,11 @@ def _finish(loop: Loop) -> Result:
     if p.enabled:
         guarantee = {"private": True, "epsilon": spent, "delta": p.delta, "unit": "one image"}
     d = loop.dataset
+    origin = _origin(ledger)
+    own = Exposure(
+        d.name, recipe.data.public, merge(history), spent, p.delta, loop.randomness.seeded
+    )
+    guarantee["exposures"] = [e.to_dict() for e in (own, *origin.exposures)]
     description = Description(
         recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
         guarantee,
@@ -207,7 +224,7 @@ def _finish(loop: Loop) -> Result:
             save_weights(folder / files.WEIGHTS, loop.model, description)
     else:
         save_weights(folder / files.WEIGHTS, loop.model, description)
-    text = statement(_facts(loop, spent))
+    text = statement(_facts(loop, spent, origin))
     files.write_whole(folder / files.STATEMENT, text.encode())
     ledger.close()
     (folder / files.KEY).unlink(missing_ok=True)
@@ -216,7 +233,7 @@ def _finish(loop: Loop) -> Result:
     )
 
 
-def _facts(loop: Loop, spent: dict[str, float]) -> Facts:
+def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
     recipe, plan = loop.recipe, loop.plan
     p, d = recipe.privacy, loop.dataset
     return Facts(
@@ -238,11 +255,29 @@ def _facts(loop: Loop, spent: dict[str, float]) -> Facts:
         validation=len(d.validation) if d.validation is not None else 0,
         data=recipe.data.name,
         version=version("sfumato"),
+        public=recipe.data.public,
+        start=" ".join(filter(None, [origin.words, start.frozen(loop.model)])),
+        exposures=origin.exposures,
+        before=origin.before,
+        before_epsilon=(
+            accounting.epsilon(origin.before, delta=p.delta, accountant=p.accountant)
+        ),
     )
 
 
+def _origin(ledger: Ledger) -> start.Origin:
+    """What the run started from, as its ledger says."""
+    content = ledger.header.get("start")
+    return start.Origin() if content is None else start.Origin.from_dict(content)
+
+
 def _header(
-    recipe: Recipe, plan: setup.Plan, dataset: Dataset, randomness: Randomness, physical: int
+    recipe: Recipe,
+    plan: setup.Plan,
+    dataset: Dataset,
+    randomness: Randomness,
+    physical: int,
+    origin: start.Origin,
 ) -> dict[str, Any]:
     """The first line of the ledger: the mechanism and what it runs on.
 
@@ -265,6 +300,7 @@ def _header(
         "data": tag,
         "physical_batch": physical,
         "recipe": recipe.to_dict(),
+        **({"start": origin.to_dict()} if origin.weights else {}),
     }
 
 
@@ -300,7 +336,24 @@ def _same_randomness(folder: Path, recipe: Recipe) -> Randomness:
         ) from None
 
 
-def _load(recipe: Recipe, root: str | Path | None, reporter: Reporter) -> Dataset:
+def _say_start(
+    recipe: Recipe, origin: start.Origin, model: torch.nn.Module, reporter: Reporter
+) -> None:
+    for words in (origin.words, start.frozen(model)):
+        if words:
+            reporter.say(words)
+    if origin.before:
+        p = recipe.privacy
+        spent = accounting.epsilon(origin.before, delta=p.delta, accountant=p.accountant)
+        reporter.say(
+            f"The start has spent epsilon {spent:.3f} of {p.epsilon:g} on these images; the noise "
+            "is chosen so that both together stay within it."
+        )
+
+
+def _load(
+    recipe: Recipe, origin: start.Origin, root: str | Path | None, reporter: Reporter
+) -> Dataset:
     d = recipe.data
     dataset = datasets.load(
         d.name,
@@ -312,8 +365,12 @@ def _load(recipe: Recipe, root: str | Path | None, reporter: Reporter) -> Datase
         split_seed=d.split_seed,
         skip_unreadable=d.skip_unreadable,
     )
+    dataset = origin.normalised(subset(dataset, d.subset, seed=d.split_seed))
     for note in dataset.notes:
         reporter.say(note)
+    if dataset.skipped:
+        few = ", ".join(dataset.skipped[:5]) + (", ..." if len(dataset.skipped) > 5 else "")
+        reporter.say(f"Skipped {len(dataset.skipped)} unreadable images: {few}")
     return dataset
 
 

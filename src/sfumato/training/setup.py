@@ -14,9 +14,11 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting import Step, epsilon
 from sfumato.privacy.calibration import check_delta, noise_multiplier_for, steps_for
 from sfumato.privacy.clipping import ClippingRule, Flat, Unclipped
+from sfumato.privacy.composition import noise_multiplier_after, steps_after
 from sfumato.privacy.noise import GaussianNoise, Randomness
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.recipe import Recipe
+from sfumato.training import start
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Plan:
         noise: The noise, calibrated to the budget where the recipe leaves it open.
         steps: Steps to take: as asked, or fewer where the budget ends earlier.
         asked: Steps asked for.
+        before: Steps that the run's start took on the same images, counted in the budget.
     """
 
     sampler: PoissonSampler
@@ -36,6 +39,7 @@ class Plan:
     noise: GaussianNoise
     steps: int
     asked: int
+    before: tuple[Step, ...] = ()
 
     @property
     def event(self) -> Step:
@@ -43,11 +47,11 @@ class Plan:
         return Step(q=self.sampler.rate, noise_multiplier=self.noise.multiplier)
 
 
-def plan(recipe: Recipe, examples: int) -> Plan:
+def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Plan:
     """Resolve a recipe against the size of its training set.
 
-    Guarantee: For a private recipe, `steps` steps of the returned mechanism spend at most the
-    recipe's epsilon at its delta, by the recipe's accountant.
+    Guarantee: For a private recipe, `before` and `steps` steps of the returned mechanism together
+    spend at most the recipe's epsilon at its delta, by the recipe's accountant.
     """
     t, p = recipe.training, recipe.privacy
     batch = t.batch or max(1, min(4096, examples // 8))
@@ -62,9 +66,29 @@ def plan(recipe: Recipe, examples: int) -> Plan:
         return Plan(sampler, Unclipped(), GaussianNoise(0.0), asked, asked)
     check_delta(p.delta, examples)
     steps = asked
-    if p.noise_multiplier is None:
+    if p.noise_multiplier is None and not before:
         sigma = noise_multiplier_for(
             epsilon=p.epsilon, delta=p.delta, q=sampler.rate, steps=asked, accountant=p.accountant
+        )
+    elif p.noise_multiplier is None:
+        sigma = noise_multiplier_after(
+            before,
+            epsilon=p.epsilon,
+            delta=p.delta,
+            q=sampler.rate,
+            steps=asked,
+            accountant=p.accountant,
+        )
+    elif before:
+        sigma = p.noise_multiplier
+        steps = steps_after(
+            before,
+            epsilon=p.epsilon,
+            delta=p.delta,
+            q=sampler.rate,
+            noise_multiplier=sigma,
+            most=asked,
+            accountant=p.accountant,
         )
     else:
         sigma = p.noise_multiplier
@@ -77,11 +101,20 @@ def plan(recipe: Recipe, examples: int) -> Plan:
                 noise_multiplier=sigma,
                 accountant=p.accountant,
             )
-    return Plan(sampler, Flat(p.clip), GaussianNoise(sigma), min(steps, asked), asked)
+    return Plan(sampler, Flat(p.clip), GaussianNoise(sigma), min(steps, asked), asked, before)
 
 
-def build_model(recipe: Recipe, dataset: Dataset, randomness: Randomness) -> nn.Module:
-    """The recipe's model, initialised from the run's randomness and checked against the data."""
+def build_model(
+    recipe: Recipe, dataset: Dataset, randomness: Randomness, donor: start.Donor | None = None
+) -> nn.Module:
+    """The recipe's model, initialised and frozen as it asks, and checked against the data.
+
+    Args:
+        recipe: What to do.
+        dataset: What the model is to be trained on.
+        randomness: Where initial weights are drawn from.
+        donor: The model to start from, unless its weights will come from a checkpoint.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.generator(0, "initialise").initial_seed())
         model = models.create(
@@ -91,6 +124,10 @@ def build_model(recipe: Recipe, dataset: Dataset, randomness: Randomness) -> nn.
             size=dataset.size,
             **recipe.model.options,
         )
+    if donor is not None:
+        classes = len(dataset.classes)
+        start.fill(model, donor, recipe.start, classes=classes, randomness=randomness)
+    start.freeze(model, recipe.start)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"Model '{recipe.model.name}' has no parameter to train.")
     probe = torch.zeros(2, dataset.channels, *dataset.size)

@@ -1,0 +1,184 @@
+"""`sfumato verify`: does private training hold on this very model?"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import typer
+
+from sfumato.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from torch import nn
+
+    from sfumato.privacy.gradients import Path
+    from sfumato.privacy.verify import Report
+
+_ROWS = 24
+"""Longer tables are shortened."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(verify)
+
+
+def verify(
+    model: str = typer.Argument(..., help="A model's name, or package.module:function."),
+    input: str = typer.Option(
+        None, metavar="C,H,W", help="Shape of one image; the model's usual one if not given."
+    ),
+    classes: int = typer.Option(10, help="Number of classes."),
+    batch: int = typer.Option(17, help="The largest batch to try."),
+    seed: int = typer.Option(0, help="Seed of the weights and of all random inputs."),
+    set_: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="A model's option."),
+) -> None:
+    """Check private training on a model: gradients, clipping, and that no example reaches another.
+
+    Exit status 0 if everything holds, 1 if not, 2 for a mistake in the command.
+    """
+    from rich.console import Console
+
+    from sfumato import models
+
+    usual = (3, 32, 32) if ":" in model else models.info(model).input
+    shape = usual if input is None else _shape(input)
+    console = Console(highlight=False)
+    report = _run(_build(model, shape, classes, seed, set_), shape, classes, batch, seed, console)
+    size = "×".join(map(str, shape))
+    console.print(f"[bold]{_plain(model)}[/] on {size} images, {classes} classes\n")
+    console.print(_checks(report))
+    if report.paths:
+        console.print(_paths(report.paths))
+    if report.parameters:
+        console.print(_parameters(report))
+    for warning in report.warnings:
+        console.print(f"[yellow]note:[/] {_plain(warning)}")
+    if report.passed:
+        console.print("\n[green]Everything holds.[/]")
+        return
+    failed = sum(check.passed is False for check in report.checks)
+    console.print(f"\n[red]{failed} of {len(report.checks)} checks failed[/]: do not train it.")
+    raise typer.Exit(1)
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    if not re.fullmatch(r"\d+([,x×]\d+){2}", text):
+        raise UserError(f"--input is channels, height and width, as in 3,32,32, not '{text}'.")
+    channels, height, width = (int(part) for part in re.split("[,x×]", text))
+    if min(channels, height, width) < 1:
+        raise UserError(f"--input needs numbers of at least 1, not '{text}'.")
+    return channels, height, width
+
+
+def _build(
+    name: str, shape: tuple[int, int, int], classes: int, seed: int, options: list[str]
+) -> nn.Module:
+    import torch
+
+    from sfumato import models
+
+    torch.manual_seed(seed)
+    given = models.parse_options(name, options)
+    channels, *size = shape
+    try:
+        return models.create(
+            name, classes=classes, channels=channels, size=(size[0], size[1]), **given
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The model '{name}' cannot be built: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _run(
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    classes: int,
+    batch: int,
+    seed: int,
+    console: Console,
+) -> Report:
+    from sfumato.privacy import verify as engine
+
+    if not console.is_terminal:
+        return engine.verify(
+            model,
+            input_shape=shape,
+            classes=classes,
+            batch=batch,
+            seed=seed,
+            tell=lambda stage: typer.echo(f"checking {stage}", err=True),
+        )
+    with console.status("checking") as status:
+        return engine.verify(
+            model,
+            input_shape=shape,
+            classes=classes,
+            batch=batch,
+            seed=seed,
+            tell=lambda stage: status.update(f"checking {stage}"),
+        )
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _checks(report: Report) -> Table:
+    marks = {True: "[green]holds[/]", False: "[red]FAILS[/]", None: "[dim]—[/]"}
+    table = _table("", "check", "number", "detail")
+    for check in report.checks:
+        number = "" if check.number is None else f"{check.number:.5g}"
+        detail = f"{check.detail}. Fix: {check.fix}" if check.fix else check.detail
+        table.add_row(marks[check.passed], _plain(check.name), number, _plain(detail))
+    return table
+
+
+def _paths(paths: list[Path]) -> Table:
+    """Which layers take which path; alike ones together where there are many."""
+    if len(paths) <= _ROWS:
+        table = _table("\nlayer", "\nkind", "\npath", "\nparameters")
+        for path in paths:
+            table.add_row(_plain(path.module), path.kind, path.way, f"{path.parameters:,}")
+        return table
+    table = _table("\nlayers", "\nkind", "\npath", "\nparameters")
+    alike: dict[tuple[str, str], list[Path]] = {}
+    for path in paths:
+        alike.setdefault((path.kind, path.way), []).append(path)
+    for (kind, way), group in alike.items():
+        names = _plain(group[0].module)
+        if len(group) > 1:
+            names += f" … {_plain(group[-1].module)} ({len(group)})"
+        table.add_row(names, kind, way, f"{sum(path.parameters for path in group):,}")
+    return table
+
+
+def _parameters(report: Report) -> Table:
+    """Every parameter's error, or the largest of them where there are many."""
+    table = _table("\nparameter", "\nshape", "\nerror of its per-example gradients")
+    shown = report.parameters
+    if len(shown) > _ROWS:
+        shown = sorted(shown, key=lambda p: -p.error)[:_ROWS]
+    for parameter in shown:
+        shape = "×".join(map(str, parameter.shape)) or "1"
+        table.add_row(_plain(parameter.name), shape, f"{parameter.error:.1e}")
+    if left := len(report.parameters) - len(shown):
+        table.add_row(f"… and {left} more", "", f"at most {shown[-1].error:.1e}")
+    return table
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,176 @@
+"""`sfumato budget`: four questions, both accountants, quick and without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sfumato.cli import budget as verb
+from sfumato.errors import UserError
+from sfumato.privacy.accounting import Step, epsilon
+
+CIFAR = ["--data", "cifar10", "--batch", "4096", "--steps", "875"]
+
+
+def ask(*arguments: str) -> str:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    verb.register(app)
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "120"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def answer(*arguments: str) -> dict:
+    return json.loads(ask(*arguments, "--json"))
+
+
+def test_how_much_noise():
+    found = answer(*CIFAR, "--epsilon", "3")
+    assert found["question"] == "noise"
+    assert found["noise_multiplier"] == found["answer"]["pld"] == pytest.approx(3.49, abs=0.005)
+    assert found["answer"]["rdp"] > found["answer"]["pld"]
+    assert found["epsilon"]["pld"] <= 3 < found["epsilon"]["rdp"]
+    assert found["neighbouring"] == "add or remove one example"
+
+
+def test_which_epsilon():
+    found = answer(*CIFAR, "--noise", "4")
+    step = Step(4096 / 50_000, 4.0, 875)
+    for name in ("pld", "rdp"):
+        assert found["answer"][name] == epsilon([step], delta=1e-5, accountant=name)
+
+
+def test_how_many_steps():
+    found = answer("--data", "digits", "--batch", "718", "--noise", "7", "--epsilon", "3")
+    steps = found["steps"]
+    assert found["answer"]["pld"] == steps > found["answer"]["rdp"]
+    for count, fits in ((steps, True), (steps + 1, False)):
+        assert (epsilon([Step(718 / 1437, 7.0, count)], delta=1e-5) <= 3) == fits
+
+
+def test_which_batch():
+    found = answer("--examples", "1437", "--steps", "100", "--noise", "7", "--epsilon", "3")
+    assert found["answer"]["pld"] == found["batch"] > found["answer"]["rdp"]
+    assert found["q"] == found["batch"] / 1437
+
+
+def test_the_answer_by_rdp_can_be_used():
+    found = answer(*CIFAR, "--epsilon", "3", "--accountant", "rdp")
+    assert found["noise_multiplier"] == found["answer"]["rdp"]
+    assert found["epsilon"]["pld"] < found["epsilon"]["rdp"] <= 3
+
+
+def test_epochs_are_steps():
+    found = answer(
+        "--examples", "5000", "--batch", "500", "--epochs", "2.5", "--noise", "4", "--delta", "1e-4"
+    )
+    assert (found["steps"], found["delta"]) == (25, 1e-4)
+
+
+def test_no_noise_is_no_privacy():
+    assert answer("--examples", "100", "--batch", "10", "--steps", "5", "--noise", "0")[
+        "epsilon"
+    ] == {"pld": None, "rdp": None}
+    assert "∞" in ask("--examples", "100", "--batch", "10", "--steps", "5", "--noise", "0")
+
+
+def test_the_table_shows_both_accountants_and_the_relation():
+    text = ask(*CIFAR, "--epsilon", "3")
+    for words in ("PLD", "RDP", "3.49", "noise multiplier", "add or remove one example", "1e-05"):
+        assert words in text
+
+
+def test_an_accountant_without_an_answer_does_not_stop_the_other():
+    """One step with very small q: RDP cannot show what PLD can."""
+    arguments = ["--examples", "10000", "--batch", "1", "--noise", "0.5", "--epsilon", "0.3"]
+    assert answer(*arguments)["answer"]["rdp"] is None
+    assert "none" in ask(*arguments)
+    with pytest.raises(UserError, match="Not even one step"):
+        ask(*arguments, "--accountant", "rdp")
+
+
+@pytest.mark.parametrize("value", [2.71828, 0.99991, 1.00001, 12345.6, 0.00123456])
+def test_epsilon_is_rounded_up_in_print(value):
+    from sfumato.cli.budget_picture import rounded_up
+
+    assert value <= float(rounded_up(value)) <= value * 1.0011
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*CIFAR, "--epsilon", "0"], "epsilon must be"),
+        ([*CIFAR, "--epsilon", "-1"], "epsilon must be"),
+        ([*CIFAR, "--epsilon", "nan"], "epsilon must be"),
+        ([*CIFAR, "--epsilon", "1", "--delta", "2e-5"], "not below 1/N"),
+        ([*CIFAR, "--epsilon", "1", "--delta", "0"], "delta must"),
+        ([*CIFAR, "--noise", "-1"], "noise multiplier must"),
+        ([*CIFAR, "--epsilon", "1", "--accountant", "pdl"], "Did you mean 'pld'"),
+        (["--data", "cifar10", "--batch", "60000", "--steps", "5", "--noise", "1"], "50000"),
+        (["--data", "cifar10", "--batch", "0", "--steps", "5", "--noise", "1"], "between 1 and"),
+        (["--data", "cifar10", "--batch", "64", "--steps", "0", "--noise", "1"], "from 1 to"),
+        (["--data", "cifar10", "--batch", "64", "--epochs", "0", "--noise", "1"], "--epochs must"),
+        ([*CIFAR, "--epochs", "3", "--noise", "1"], "--steps or --epochs"),
+        (["--data", "cifar10", "--epochs", "3", "--noise", "1", "--epsilon", "1"], "needs --batch"),
+        ([*CIFAR, "--noise", "1", "--epsilon", "1"], "drop one of"),
+        (CIFAR, "--epsilon and --noise are missing: add one"),
+        (["--data", "cifar10"], "add 3 of them"),
+        (["--epsilon", "1"], "how many training examples"),
+        ([*CIFAR, "--examples", "7", "--epsilon", "1"], "not both"),
+        (["--data", "cifar1O", "--epsilon", "1"], "Did you mean 'cifar10'"),
+        (["--examples", "0", "--epsilon", "1"], "above 0"),
+        ([*CIFAR, "--epsilon", "1", "--plot", "curve.txt"], "must end in"),
+        ([*CIFAR, "--epsilon", "1", "--plot", "nowhere/curve.png"], "no folder"),
+    ],
+)
+def test_mistakes_are_refused_with_a_sentence(arguments, words):
+    with pytest.raises(UserError, match=words.replace("(", r"\(")):
+        ask(*arguments)
+
+
+def test_plot_is_drawn_and_never_overwrites(tmp_path):
+    picture = tmp_path / "curve.png"
+    arguments = ["--data", "digits", "--batch", "128", "--steps", "50", "--noise", "3"]
+    assert str(picture) in ask(*arguments, "--plot", str(picture)).replace("\n", "")
+    drawn = picture.read_bytes()
+    assert drawn.startswith(b"\x89PNG") and len(drawn) > 10_000
+    with pytest.raises(UserError, match="left alone"):
+        ask(*arguments, "--plot", str(picture))
+    assert picture.read_bytes() == drawn
+
+
+def sfumato(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "sfumato", "budget", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+
+
+def test_the_command_is_quick_and_leaves_torch_alone():
+    start = time.perf_counter()
+    done = sfumato(*CIFAR, "--epsilon", "1")
+    seconds = time.perf_counter() - start
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "9.12" in done.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert "dp_accounting" in imported
+    assert not imported & {"torch", "matplotlib", "sklearn"}
+    assert seconds < 8, "under 5 s on an idle machine"
+
+
+def test_a_mistake_exits_with_2_and_no_traceback():
+    done = sfumato("--data", "cifar10")
+    assert done.returncode == 2
+    assert "add 3 of them" in done.stderr
+    assert "Traceback" not in done.stderr
