@@ -12,7 +12,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,9 @@ class Data:
     """Which images."""
 
     name: str = _setting("digits", "a data set's name, a folder of images or an .npz file")
-    size: int | None = _setting(None, "side to which images are resized; as they are if unset", least=4)
+    size: int | None = _setting(
+        None, "side to which images are resized; as they are if unset", least=4
+    )
     channels: int | None = _setting(None, "1 for grey, 3 for colour; as they are if unset", least=1)
     validation: float = _setting(
         0.0, "part of the training set held out for validation", least=0, below=1
@@ -53,7 +55,7 @@ class Data:
     )
     split_seed: int = _setting(0, "seed of those two splits and of the subset", least=0)
     subset: str = _setting(
-        "", "random classes: min-rand-10, half-rand-50, max-100, rand-N or rand-N/GROUPS; all if empty"
+        "", "only random classes: min-rand-10, half-rand-50, max-100, rand-N or rand-N/GROUPS"
     )
     public: bool = _setting(False, "you declare these images public: not for a private run")
     skip_unreadable: bool = _setting(False, "go on without images that cannot be read")
@@ -64,7 +66,9 @@ class Model:
     """Which network."""
 
     name: str = _setting("tanh-cnn", "a registered model, or package.module:function")
-    options: dict[str, Any] = _setting({}, "the model's own options, as `sfumato models show` lists")
+    options: dict[str, Any] = _setting(  # noqa: RUF009
+        {}, "the model's own options, as `sfumato models show` lists"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +78,18 @@ class Start:
     source: str = _setting("", "a run folder or weights file to start from; from scratch if empty")
     how: str = _setting(
         "transfer",
-        "transfer takes the weights over, meanvar draws new ones with each layer's mean and variance",
+        "take the weights over, or draw new ones with each layer's mean and variance",
         choices=("transfer", "meanvar"),
     )
-    reset: list[str] | None = _setting(
-        None, "layers or name patterns drawn anew; the head for transfer, none for meanvar if unset"
+    reset: list[str] | None = _setting(  # noqa: RUF009
+        None, "name patterns drawn anew; the head for transfer, none for meanvar if unset"
     )
-    train: list[str] = _setting([], "layers or name patterns to train, the rest is frozen; all if empty")
-    public: bool = _setting(False, "you declare public what the source was trained on without noise")
+    train: list[str] = _setting(  # noqa: RUF009
+        [], "name patterns of what is trained, all else being frozen; everything if empty"
+    )
+    public: bool = _setting(
+        False, "you declare public what the source was trained on without noise"
+    )
     same_data: bool | None = _setting(
         None, "the source saw this run's images, with noise: true counts what it spent"
     )
@@ -105,9 +113,7 @@ class Privacy:
 class Optimizer:
     """What the private gradient is handed to."""
 
-    name: str = _setting(
-        "sgd", "update rule", choices=("sgd", "adam", "adamw", "nadam", "rmsprop")
-    )
+    name: str = _setting("sgd", "update rule", choices=("sgd", "adam", "adamw", "nadam", "rmsprop"))
     lr: float = _setting(2.0, "learning rate", above=0)
     momentum: float = _setting(0.0, "for sgd and rmsprop", least=0, below=1)
     nesterov: bool = _setting(False, "Nesterov's momentum, for sgd")
@@ -151,7 +157,9 @@ class Training:
     physical_batch: int | None = _setting(
         None, "examples processed at once; chosen from the memory if unset", least=1
     )
-    log_every: int | None = _setting(None, "steps between metrics; about 60 in all if unset", least=1)
+    log_every: int | None = _setting(
+        None, "steps between metrics; about 60 in all if unset", least=1
+    )
     checkpoint_every: int | None = _setting(
         None, "steps between checkpoints; about 20 seconds if unset", least=1
     )
@@ -212,7 +220,9 @@ class Recipe:
             for i, part in enumerate(path):
                 table = table.setdefault(part, {})
                 if not isinstance(table, dict):
-                    raise UserError(f"'{'.'.join(path[: i + 1])}' is a single setting, not a section.")
+                    raise UserError(
+                        f"'{'.'.join(path[: i + 1])}' is a single setting, not a section."
+                    )
             if value is None:
                 table.pop(last, None)
             else:
@@ -317,7 +327,7 @@ def _checked(name: str, value: Any, hint: Any, meta: Mapping[str, Any], where: s
             f"'{name}' in {where} must be one of {', '.join(choices)}, not '{value}'."
             f"{nearest(value, choices)}"
         )
-    bounds = {
+    bounds: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
         "above": ("greater than", lambda v, b: v > b),
         "least": ("at least", lambda v, b: v >= b),
         "most": ("at most", lambda v, b: v <= b),
@@ -342,7 +352,8 @@ def _check_together(recipe: Recipe) -> None:
             "privacy.enabled = false (`sfumato pretrain`). Leave it out of a private run."
         )
     start = recipe.start
-    if not start.source and (start.reset is not None or start.public or start.same_data is not None):
+    about_source = start.public or start.reset is not None or start.same_data is not None
+    if about_source and not start.source:
         raise UserError(
             "start.reset, start.public and start.same_data are about the weights that a run starts "
             "from: name them in start.source."

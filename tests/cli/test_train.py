@@ -128,7 +128,7 @@ def test_a_folder_of_images(run: Run, tmp_path: Path) -> None:
         (["--resume", "./nowhere", "digits"], ["give it alone"]),
         (["--set", "model.options.filtres=2"], ["filters"]),
         (["--model", "no.such:thing"], ["no.such"]),
-        (["--set", "optimizer.lr=3e38", "--set", "training.steps=5"], ["Lower the learning rate"]),
+        (["--set", "optimizer.lr=3e38", "--set", "model.options.activation=relu"], ["Lower the"]),
     ],
 )
 def test_bad_input_is_a_sentence(run: Run, args: list[str], words: list[str]) -> None:

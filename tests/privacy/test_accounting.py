@@ -107,7 +107,7 @@ def test_rdp_of_large_batches_with_little_noise_is_above_that_of_opacus():
     assert theirs <= epsilon(steps, delta=DELTA, accountant="rdp") <= 1.02 * theirs
 
 
-@pytest.mark.parametrize("setting", [s for s in GRID if s[2] <= 2000])
+@pytest.mark.parametrize("setting", [s for s in GRID if s[2] < 1000])
 def test_pld_within_1e_3_of_opacus_prv(setting):
     """PRV's upper bound is its estimate plus the error it was asked for, here half of 1e-3."""
     steps = [Step(*setting)]
@@ -212,12 +212,13 @@ def test_two_stage_composition_of_very_many_steps():
     assert staged == pytest.approx(whole, rel=1e-6)
 
 
-def test_rounding_error_never_makes_a_step_free():
-    """Where a divergence drowns in rounding error it can come out negative."""
-    tiny = [Step(1e-9, 1.0, 10**6), Step(1e-8, 50.0, 10**6)]
-    for step in tiny:
-        assert (accounting._rdp(step.q, step.noise_multiplier, ORDERS) >= 0).all()
-        assert epsilon([step], delta=DELTA, accountant="rdp") >= 0
+def test_rounding_errors_never_make_a_step_free():
+    """dp_accounting's own divergences are negative here, which it takes for epsilon = 0."""
+    enormous = Step(0.1, 2e7, 100)
+    direct = RdpAccountant(ORDERS)
+    direct.compose(enormous.to_event())
+    assert direct.get_epsilon(1e-12) == 0
+    assert epsilon([enormous], delta=1e-12, accountant="rdp") > 0
 
 
 def test_releases_from_one_draw_are_one_gaussian():
@@ -309,8 +310,8 @@ def test_curve_of_very_many_counts():
         (lambda: Step(0.1, -1.0), "at least 0"),
         (lambda: Step(0.1, math.inf), "finite"),
         (lambda: Step(0.1, 1.0, 0), "at least 1"),
-        (lambda: epsilon([Step(0.1, 1.0)], delta=0.0), "between 0 and 1"),
-        (lambda: epsilon([Step(0.1, 1.0)], delta=1.0), "between 0 and 1"),
+        (lambda: epsilon([Step(0.1, 1.0)], delta=0.0), "at least 1e-12 and below 1"),
+        (lambda: epsilon([Step(0.1, 1.0)], delta=1.0), "at least 1e-12 and below 1"),
         (lambda: epsilon([Step(0.1, 1.0)], delta=1e-5, accountant="pdl"), "Did you mean 'pld'"),
         (lambda: delta_for([Step(0.1, 1.0)], epsilon=-1.0), "at least 0"),
         (lambda: curve(Step(0.1, 1.0), [-1], delta=1e-5), "at least 0"),

@@ -82,6 +82,18 @@ def test_steps_are_exact(accountant, target, q, noise):
     assert fits <= target < crosses
 
 
+@pytest.mark.parametrize(
+    ("target", "noise", "known"),
+    [(2, 6, 1125), (3, 5, 1609), (4, 4, 1689), (6, 3, 1868), (8, 3, 3066)],
+)
+def test_known_numbers_of_steps_by_rdp(target, noise, known):
+    """De et al. 2022, WRN-16-4 on CIFAR-10 with an expected batch of 4096."""
+    q = 4096 / 50_000
+    assert known == steps_for(
+        epsilon=target, delta=DELTA, q=q, noise_multiplier=noise, accountant="rdp"
+    )
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("target", "examples", "steps", "noise"),
@@ -135,7 +147,7 @@ GOOD = {
         (noise_multiplier_for, {"epsilon": 0.0}, "above 0"),
         (noise_multiplier_for, {"epsilon": math.inf}, "finite"),
         (noise_multiplier_for, {"epsilon": math.nan}, "above 0"),
-        (noise_multiplier_for, {"delta": 0.0}, "between 0 and 1"),
+        (noise_multiplier_for, {"delta": 0.0}, "at least 1e-12 and below 1"),
         (noise_multiplier_for, {"q": 0.0}, "at most 1"),
         (noise_multiplier_for, {"q": 1.5}, "at most 1"),
         (noise_multiplier_for, {"steps": 0}, "from 1 to"),
@@ -161,5 +173,5 @@ def test_delta_must_be_below_one_over_n():
         check_delta(2e-5, 50_000)
     with pytest.raises(UserError, match=r"Use 1e-06 or less"):
         check_delta(1e-5, 100_000)
-    with pytest.raises(UserError, match="between 0 and 1"):
+    with pytest.raises(UserError, match="at least 1e-12 and below 1"):
         check_delta(0.0, 10)

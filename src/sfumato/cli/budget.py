@@ -245,7 +245,7 @@ def _print_table(
     table = Table(title="Privacy budget", title_justify="left", title_style="bold")
     table.add_column("")
     for name in answers:
-        used = " (used below)" if name == chosen and question != "epsilon" else ""
+        used = " (used)" if name == chosen and question != "epsilon" else ""
         table.add_column(f"{name.upper()}{used}", justify="right")
     table.add_row(
         f"[bold]{_QUESTIONS[question]}[/]",

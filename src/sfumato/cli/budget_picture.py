@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".pdf", ".svg")
 _COLOURS = {"pld": "#1b6ca8", "rdp": "#d1741f"}
-_POINTS = 16
+_POINTS = 14
 
 
 def rounded_up(value: float) -> str:
@@ -71,7 +71,7 @@ def draw(path: Path, step: Step, *, delta: float, budget: float | None, title: s
     axes.set_title(f"{title}: {step.count} steps", fontsize=11, loc="left")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(frameon=False, loc="lower right")
     try:
         with open(path, "xb") as file:
             figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato.recipe import Recipe
+    from sfumato.training.reporter import Reporter
     from sfumato.training.run import Result
 
 
@@ -28,6 +30,12 @@ def train(
     epsilon: float = typer.Option(None, help="Privacy budget."),
     delta: float = typer.Option(None, help="Less than 1 / number of training images."),
     no_privacy: bool = typer.Option(False, "--no-privacy", help="Train without any privacy."),
+    start: str = typer.Option(
+        None, metavar="RUN", help="Run folder or weights file to start from, its head drawn anew."
+    ),
+    train_only: list[str] = typer.Option(
+        [], metavar="PATTERN", help="Layers to train, such as head; the rest is frozen."
+    ),
     seed: int = typer.Option(None, help="Makes the run repeatable, noise and all."),
     set_: list[str] = typer.Option(
         [], "--set", metavar="SECTION.NAME=VALUE", help="Change any setting of the recipe."
@@ -45,7 +53,6 @@ def train(
 
     Without arguments: a small network on scikit-learn's 8x8 digits at epsilon 3, in seconds.
     """
-    from sfumato.cli.progress import console, watched
     from sfumato.recipe import parse_setting
 
     changes = dict(parse_setting(text) for text in set_)
@@ -55,6 +62,8 @@ def train(
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
         "privacy.enabled": False if no_privacy else None,
+        "start.source": start,
+        "start.train": train_only or None,
         "training.seed": seed,
         "training.physical_batch": physical_batch,
         "data.skip_unreadable": True if skip_unreadable else None,
@@ -62,22 +71,29 @@ def train(
     changes |= {key: value for key, value in named.items() if value is not None}
     if resume is not None and (recipe is not None or out is not None):
         raise UserError("--resume RUN takes the recipe and the folder from the run: give it alone.")
-    chosen = None if resume is not None else _choose(recipe, data, changes)
+    chosen = None if resume is not None else choose(recipe, data, changes)
 
-    from sfumato.training.loop import Stopped
     from sfumato.training.run import resume as resume_run
     from sfumato.training.run import train as train_run
 
+    def go(reporter: Reporter) -> Result:
+        if chosen is None:
+            return resume_run(
+                resume, changes=changes, root=data_root, device=device, reporter=reporter
+            )
+        return train_run(chosen, out=out, root=data_root, device=device, reporter=reporter)
+
+    watch(go)
+
+
+def watch(go: Callable[[Reporter], Result]) -> None:
+    """Run a training under the eyes of the user, and say how it ended."""
+    from sfumato.cli.progress import console, watched
+    from sfumato.training.loop import Stopped
+
     with watched() as reporter:
         try:
-            if chosen is None:
-                result = resume_run(
-                    resume, changes=changes, root=data_root, device=device, reporter=reporter
-                )
-            else:
-                result = train_run(
-                    chosen, out=out, root=data_root, device=device, reporter=reporter
-                )
+            result = go(reporter)
         except Stopped as stopped:
             console.print(
                 f"Stopped after step {stopped.step}; everything is saved. Go on with:\n"
@@ -88,7 +104,7 @@ def train(
     _say_result(result)
 
 
-def _choose(recipe: str | None, data: str | None, changes: dict[str, Any]) -> Recipe:
+def choose(recipe: str | None, data: str | None, changes: dict[str, Any]) -> Recipe:
     """The recipe that the arguments mean, with their changes made."""
     from sfumato import recipes
 

@@ -24,7 +24,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -57,6 +57,12 @@ CURVE_POINTS = 64
 
 HOPELESS = 1000.0
 """The epsilon from which on `pld` returns the `rdp` bound: there is no privacy left to measure."""
+
+SMALLEST_DELTA = 1e-12
+"""Below this, rounding errors of floating point drown the probabilities."""
+
+_NO_NOISE = 1e-4
+"""A noise multiplier below this counts as none, at an epsilon above ten million."""
 
 _FEW_ORDERS = (1.1, 1.25, 1.5, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 
@@ -134,7 +140,7 @@ def epsilon(steps: Sequence[Step], *, delta: float, accountant: AccountantName =
     history = merge(steps)
     if not history:
         return 0.0
-    if any(step.noise_multiplier == 0 for step in history):
+    if any(step.noise_multiplier < _NO_NOISE for step in history):
         return math.inf
     if accountant == "rdp":
         return rdp_epsilon(history, delta)
@@ -154,7 +160,7 @@ def delta_for(
     history = merge(steps)
     if not history:
         return 0.0
-    if any(step.noise_multiplier == 0 for step in history):
+    if any(step.noise_multiplier < _NO_NOISE for step in history):
         return 1.0
     if accountant == "rdp" or _hopeless(history):
         total = _compose_rdp(history, ORDERS)
@@ -178,7 +184,7 @@ def curve(
     ordered = sorted({int(count) for count in counts if count > 0})
     values: dict[int, float] = {0: 0.0}
     if ordered:
-        ceiling = epsilon([_repeat(step, ordered[-1])], delta=delta, accountant=accountant)
+        ceiling = epsilon([replace(step, count=ordered[-1])], delta=delta, accountant=accountant)
         anchors = ordered
         if len(ordered) > CURVE_POINTS:
             places = np.linspace(0, len(ordered) - 1, CURVE_POINTS).round().astype(int)
@@ -196,16 +202,12 @@ def curve(
 
 
 def _quick(step: Step, count: int, delta: float, accountant: AccountantName) -> float:
-    if step.noise_multiplier == 0:
+    if step.noise_multiplier < _NO_NOISE:
         return math.inf
-    history = (_repeat(step, count),)
+    history = (replace(step, count=count),)
     if accountant == "rdp":
         return rdp_epsilon(history, delta)
     return pld_epsilon(history, delta, SEARCH_POINTS)
-
-
-def _repeat(step: Step, count: int) -> Step:
-    return Step(step.q, step.noise_multiplier, count)
 
 
 @lru_cache(maxsize=1024)
@@ -245,8 +247,8 @@ def _rdp(q: float, noise_multiplier: float, orders: tuple[float, ...]) -> Any:
         accountant = rdp_privacy_accountant.RdpAccountant(orders)
         accountant.compose(Step(q, noise_multiplier).to_event())
     divergences = np.asarray(accountant._rdp, dtype=float)
-    # A divergence below rounding error can come out negative, which would read as free of charge.
-    # Sampling never increases it, so the value without sampling is a safe stand-in.
+    # With enormous noise rounding errors can make a divergence negative, which would read as free
+    # of charge. Sampling never increases it, so the value without sampling is a safe stand-in.
     unsampled = np.asarray(orders) / (2 * noise_multiplier**2)
     return np.where(divergences < 0, unsampled, divergences)
 
@@ -329,9 +331,11 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
 
 
 def check_delta_range(delta: float) -> None:
-    """Refuse a delta outside (0, 1)."""
-    if not 0 < delta < 1:
-        raise UserError(f"delta must lie between 0 and 1 (exclusive), not {delta}; 1e-5 is usual.")
+    """Refuse a delta that is not below 1, or too small for floating point."""
+    if not SMALLEST_DELTA <= delta < 1:
+        raise UserError(
+            f"delta must be at least {SMALLEST_DELTA:g} and below 1, not {delta}; 1e-5 is usual."
+        )
 
 
 def check_accountant(accountant: str) -> None:

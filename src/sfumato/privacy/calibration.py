@@ -28,7 +28,7 @@ def noise_multiplier_for(
 ) -> float:
     """The smallest noise multiplier that keeps `steps` steps within (`epsilon`, `delta`).
 
-    It is rounded up to four significant digits or more: one unit less in the last would not fit.
+    It is rounded up to four or five significant digits: one unit less in the last would not fit.
     """
     check_epsilon(epsilon)
     accounting.check_delta_range(delta)
@@ -46,9 +46,10 @@ def noise_multiplier_for(
 
             search = _Search(step, epsilon, delta, name, good_end=None, bad_end=0)
             units, slope = search.roughly(units, slope=-1.2)
-            if units >= 10 ** (SIGNIFICANT_DIGITS - 1):
+            shift = SIGNIFICANT_DIGITS - len(str(units))
+            if shift in (-1, 0):
                 break
-            units, exponent = 10 * units, exponent - 1
+            units, exponent = math.ceil(units * 10.0**shift), exponent - shift
     return _decimal(search.exactly(units, slope), exponent)
 
 

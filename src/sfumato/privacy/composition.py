@@ -29,8 +29,8 @@ DIGITS = 4
 CURVE_POINTS = 16
 """Most step counts that `curve_after` computes: each composes two histories."""
 
-_LARGEST = 10**6
-"""How many times the noise of a run on its own is tried before the rest counts as too little."""
+_LARGEST = 1000
+"""At how many times the noise of a run on its own what is left counts as too little to train."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Exposure:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Exposure:
-        """Back from plain values; a missing or odd one is a `ValueError`, `KeyError` or `TypeError`."""
+        """Back from plain values."""
         return cls(
             data=str(content["data"]),
             public=content["public"] is True,
@@ -125,17 +125,17 @@ def noise_multiplier_after(
         return [*history, Step(q, float(f"{units}e{exponent}"), steps)]
 
     fits, surely = _tests(total, epsilon, delta, accountant)
-    too_little = max(0, round(alone / 10.0**exponent) - 1)
-    enough = max(1, 2 * too_little)
+    first = too_little = round(alone / 10.0**exponent) - 1
+    enough = 2 * first
     while not surely(enough):
-        if enough > _LARGEST * max(1, too_little):
+        if enough > _LARGEST * first:
             spent = accounting.epsilon(history, delta=delta, accountant=accountant)
             raise UserError(
                 f"The start has spent epsilon {spent:.4g} of {epsilon:g} on these images, and what "
                 f"is left is too little for {steps} steps. Raise epsilon."
             )
         too_little, enough = enough, 2 * enough
-    units = _refined(fits, _bisected(surely, good=enough, bad=too_little), towards=-1)
+    units = _refined(fits, _bisected(surely, good=enough, bad=too_little), bad=first)
     return float(f"{units}e{exponent}")
 
 
@@ -167,7 +167,7 @@ def steps_after(
             f"Not even one step with a noise multiplier of {noise_multiplier:g} fits into what the "
             f"start has left of epsilon = {epsilon:g}. Raise the noise or epsilon."
         )
-    return min(most, _refined(fits, _bisected(surely, good=1, bad=most), towards=1))
+    return _refined(fits, _bisected(surely, good=1, bad=most), bad=most)
 
 
 def curve_after(
@@ -209,9 +209,9 @@ def _check_room(
     spent = accounting.epsilon(history, delta=delta, accountant=accountant)
     if spent >= epsilon:
         raise UserError(
-            f"The start has already spent epsilon {spent:.4g} on these images at delta = {delta:g}, "
-            f"which leaves nothing of the budget of {epsilon:g}. Raise epsilon, or start from a run "
-            "that spent less."
+            f"The start has already spent epsilon {spent:.4g} on these images (at delta = "
+            f"{delta:g}), which leaves nothing of the budget of {epsilon:g}. Raise epsilon, or "
+            "start from a run that spent less."
         )
 
 
@@ -228,7 +228,7 @@ Fits = Callable[[int], bool]
 def _tests(
     total: Callable[[int], list[Step]], epsilon: float, delta: float, accountant: AccountantName
 ) -> tuple[Fits, Fits]:
-    """Whether n fits, by the accountant itself; and by a quicker bound that may say no too often."""
+    """Whether n fits, by the accountant itself and by a quicker bound that may miss a fit."""
 
     def fits(n: int) -> bool:
         return accounting.epsilon(total(n), delta=delta, accountant=accountant) <= epsilon
@@ -247,10 +247,18 @@ def _bisected(fits: Fits, *, good: int, bad: int) -> int:
     return good
 
 
-def _refined(fits: Fits, n: int, *, towards: int) -> int:
-    """The last integer that fits, near `n`, going in the direction in which fewer do."""
+def _refined(fits: Fits, n: int, *, bad: int) -> int:
+    """The last integer towards `bad` (which is not tried) that fits, starting near it at `n`."""
+    towards = 1 if bad > n else -1
+    stride = 1
     while not fits(n):
-        n -= towards
-    while n + towards > 0 and fits(n + towards):
-        n += towards
-    return n
+        bad, n = n, max(1, n - towards * stride)
+        stride *= 2
+    stride = 1
+    while abs(bad - n) > stride:
+        if not fits(n + towards * stride):
+            bad = n + towards * stride
+            break
+        n += towards * stride
+        stride *= 2
+    return _bisected(fits, good=n, bad=bad)

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sfumato.errors import UserError
-from sfumato.privacy.layers import RULES
+from sfumato.privacy.layers import RULES, Own
+from sfumato.privacy.paths import Path, assign, kind_of, size_of
 from sfumato.privacy.refuse import refuse_mixing_layers
 from sfumato.privacy.summing import Gradients
 
@@ -59,16 +58,6 @@ def per_example_losses(
     return outputs, losses.view(-1, views).mean(1)
 
 
-@dataclass(frozen=True)
-class Path:
-    """How the gradients of one module are taken."""
-
-    module: str
-    kind: str
-    way: str
-    parameters: int
-
-
 class _Leaves:
     """The per-example leaves of one pass, made as layers ask for them."""
 
@@ -92,6 +81,17 @@ class _Leaves:
             self.of_parameter[id(tensor)] = self._new(tensor)
         return self.of_parameter[id(tensor)]
 
+    def own(self, module: nn.Module) -> Own:
+        """What the module's rule works with in this pass."""
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        return Own(
+            self.views,
+            None if weight is None else weight.detach(),
+            None if bias is None else bias.detach(),
+            self.of(weight),
+            self.of(bias),
+        )
+
 
 Tapped = Callable[..., Any]
 
@@ -100,7 +100,7 @@ def _by_rule(name: str, module: nn.Module, rule: Any, leaves: _Leaves) -> Tapped
     def forward(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if input.dim() < 2 or input.shape[0] != leaves.examples * leaves.views:
             raise NotPerLayer(f"layer '{name}' is called on inputs that are not batch-first")
-        result: Tensor = rule(module, leaves, input, *args, **kwargs)
+        result: Tensor = rule(module, leaves.own(module), input, *args, **kwargs)
         return result
 
     return forward
@@ -116,7 +116,7 @@ def _by_vmap(name: str, module: nn.Module, leaves: _Leaves) -> Tapped:
         tensors = [t for t in flat if isinstance(t, Tensor)]
         if not tensors or any(t.dim() == 0 or t.shape[0] != rows for t in tensors):
             raise NotPerLayer(f"module '{name}' is called on inputs that are not batch-first")
-        own = {n: leaves.of(p) for n, p in module.named_parameters() if p.requires_grad}
+        own = {n: leaf for n, p in module.named_parameters() if (leaf := leaves.of(p)) is not None}
         returned: list[tuple[list[Any], Any]] = []
 
         def one(own: dict[str, Tensor], tensors: list[Tensor]) -> list[Tensor]:
@@ -129,7 +129,7 @@ def _by_vmap(name: str, module: nn.Module, leaves: _Leaves) -> Tapped:
         if own_forward is not None:
             module.__dict__["forward"] = own_forward
         try:
-            split = [t.unflatten(0, (leaves.examples, leaves.views)) for t in tensors]
+            split = [t.view(leaves.examples, leaves.views, *t.shape[1:]) for t in tensors]
             outputs = torch.func.vmap(one, randomness="different")(own, split)
         finally:
             module.__dict__["forward"] = override
@@ -192,13 +192,11 @@ class PerExample:
             )
         if y.shape[0] == 0:
             return self._empty(x)
-        method = self._method_for(x, y)
-        for attempt in METHODS[METHODS.index(method) : -1]:
-            try:
-                return self._run(attempt, x, y)
-            except NotPerLayer:
-                continue
-        return self._run("loop", x, y)
+        try:
+            return self._run(self._method_for(x, y), x, y)
+        except NotPerLayer:
+            # What these very inputs make the model do was not seen in the checks.
+            return self._run("loop", x, y)
 
     def _method_for(self, x: Tensor, y: Tensor) -> str:
         """The method chosen for inputs like these, checked for batches up to this size."""
@@ -225,14 +223,14 @@ class PerExample:
             count = sum(p.numel() for p in self.trainable.values())
             return [Path("(whole model)", type(self.model).__name__, self.method, count)]
         return [
-            Path(name or "(whole model)", _kind(module).__name__, way, _size(module))
+            Path(name or "(whole model)", kind_of(module).__name__, way, size_of(module))
             for name, module, way in self._ways()
         ]
 
     def _ways(self) -> list[tuple[str, nn.Module, str]]:
         trainable = tuple(self.trainable)
         if trainable not in self._assigned:
-            self._assigned[trainable] = _assign(self.model)
+            self._assigned[trainable] = assign(self.model)
         return self._assigned[trainable]
 
     def _empty(self, x: Tensor) -> Gradients:
@@ -261,7 +259,7 @@ class PerExample:
                 if way == "torch.func":
                     taps[module] = _by_vmap(name, module, leaves)
                 else:
-                    taps[module] = _by_rule(name, module, RULES[_kind(module)], leaves)
+                    taps[module] = _by_rule(name, module, RULES[kind_of(module)], leaves)
         with torch.enable_grad(), _tapped(taps):
             outputs, losses = per_example_losses(self.model, self.loss, x, y, self.views)
             tensors = self._collect(losses.sum(), leaves, by_id)
@@ -311,46 +309,6 @@ def _tapped(taps: dict[nn.Module, Tapped]) -> Iterator[None]:
                 del module.__dict__["forward"]
             else:
                 module.__dict__["forward"] = forward_before
-
-
-def _kind(module: nn.Module) -> type[nn.Module]:
-    kind: type[nn.Module] = parametrize.type_before_parametrizations(module)
-    return kind
-
-
-def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
-
-
-def _owns(module: nn.Module) -> bool:
-    """Whether a module has trainable parameters of its own, in a list or dictionary included."""
-    lists = (nn.ParameterList, nn.ParameterDict)
-    own = [*module._parameters.values()]
-    own += [
-        p for child in module.children() if isinstance(child, lists) for p in child.parameters()
-    ]
-    return any(p.requires_grad for p in own if p is not None)
-
-
-def _assign(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
-    """Each module that trains something, its name, and the way its gradients are taken."""
-    assigned: dict[nn.Module, tuple[str, str]] = {}
-
-    def walk(name: str, module: nn.Module) -> None:
-        if module in assigned or not _size(module):
-            return
-        known = _kind(module) in RULES and "forward" not in module.__dict__
-        if known:
-            plain = "weight" in module._parameters and not parametrize.is_parametrized(module)
-            assigned[module] = name, "rule" if plain else "reparametrised"
-        elif _owns(module) or parametrize.is_parametrized(module):
-            assigned[module] = name, "torch.func"
-        else:
-            for child_name, child in module.named_children():
-                walk(f"{name}.{child_name}" if name else child_name, child)
-
-    walk("", model)
-    return [(name, module, way) for module, (name, way) in assigned.items()]
 
 
 __all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy", "per_example_losses"]

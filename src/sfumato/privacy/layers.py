@@ -14,124 +14,36 @@ views of an example here; the mean is taken in the loss.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Pair = tuple[int, int]
+from sfumato.privacy.filters import Pair, conv_weight_gradients
 
 
-class Leaves(Protocol):
-    """What a rule asks for the per-example leaf of a layer's tensor."""
+@dataclass
+class Own:
+    """What a layer's rule works with: the layer's values and the leaves that receive gradients.
 
-    @property
-    def views(self) -> int:
-        """Rows per example."""
-        ...
+    Attributes:
+        views: Rows per example.
+        weight: The weight's value, without a graph.
+        bias: The bias's value, or None.
+        weight_leaf: The weight's per-example leaf, or None where it is not trained.
+        bias_leaf: The bias's per-example leaf, likewise.
+    """
 
-    def of(self, tensor: Tensor | None) -> Tensor | None:
-        """The leaf of a trainable tensor, or None where nothing is to be trained."""
-        ...
+    views: int
+    weight: Tensor | None
+    bias: Tensor | None
+    weight_leaf: Tensor | None
+    bias_leaf: Tensor | None
 
 
 Rule = Callable[..., Tensor]
-
-
-def conv_weight_gradients(
-    x: Tensor,
-    d: Tensor,
-    *,
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    views: int,
-) -> Tensor:
-    """Gradient of each example's loss with respect to a convolution's filters.
-
-    Args:
-        x: Inputs `(rows, in, H, W)`.
-        d: Gradients of the loss with respect to the outputs, `(rows, out, H', W')`.
-        kernel: Height and width of the filters.
-        stride: As in `torch.nn.Conv2d`, and so are `padding`, `dilation` and `groups`.
-        padding: Zeros added on both sides.
-        dilation: Distance between taps.
-        groups: Channel groups.
-        views: Rows per example, contracted together with the positions.
-
-    Returns:
-        `(rows / views, out, in / groups, *kernel)`, possibly strided: see `dense`.
-    """
-    if groups == 1 and stride == (1, 1) and x.shape[1] >= 16 and kernel != (1, 1):
-        area = x.shape[2] * x.shape[3]
-        padded = (x.shape[2] + 2 * padding[0]) * (x.shape[3] + 2 * padding[1])
-        if padded <= 1.6 * area:
-            return _by_taps(x, d, kernel, padding, dilation, views)
-    return _by_unfolding(x, d, kernel, stride, padding, dilation, groups, views)
-
-
-def _by_taps(
-    x: Tensor, d: Tensor, kernel: Pair, padding: Pair, dilation: Pair, views: int
-) -> Tensor:
-    """One batched product per filter tap, on shifted slices of the zero-padded input.
-
-    The output gradients lie on the padded grid with zeros at its ends, so a shifted slice of the
-    flattened input is contiguous and runs over rows and views alike; nothing is unfolded.
-    """
-    (kh, kw), (ph, pw), (dh, dw) = kernel, padding, dilation
-    channels, out = x.shape[1], d.shape[1]
-    height, width = x.shape[2] + 2 * ph, x.shape[3] + 2 * pw
-    examples = x.shape[0] // views
-    xs = F.pad(x.permute(0, 2, 3, 1), (0, 0, pw, pw, ph, ph))
-    ds = F.pad(d.permute(0, 2, 3, 1), (0, 0, 0, width - d.shape[3], 0, height - d.shape[2]))
-    xs = xs.reshape(examples, views * height * width, channels)
-    ds = ds.reshape(examples, views * height * width, out)
-    reach = (kh - 1) * dh * width + (kw - 1) * dw
-    length = xs.shape[1] - reach
-    dt = ds[:, :length].transpose(1, 2)
-    taps = x.new_empty(kh * kw, examples, out, channels)
-    for i in range(kh):
-        for j in range(kw):
-            start = i * dh * width + j * dw
-            torch.bmm(dt, xs[:, start : start + length], out=taps[i * kw + j])
-    return taps.view(kh, kw, examples, out, channels).permute(2, 3, 4, 0, 1)
-
-
-def _by_unfolding(
-    x: Tensor,
-    d: Tensor,
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    views: int,
-) -> Tensor:
-    """One batched product per example and group, on the unfolded input."""
-    rows, channels, out = x.shape[0], x.shape[1], d.shape[1]
-    examples = rows // views
-    if kernel == (1, 1) and padding == (0, 0):
-        columns = x[:, :, :: stride[0], :: stride[1]].reshape(rows, channels, -1)
-    else:
-        columns = F.unfold(x, kernel, dilation=dilation, padding=padding, stride=stride)
-    ds = d.reshape(rows, out, -1)
-    fan_in = columns.shape[1] // groups
-    if views > 1:
-        columns = _views_to_positions(columns, views)
-        ds = _views_to_positions(ds, views)
-    columns = columns.reshape(examples * groups, fan_in, -1)
-    ds = ds.reshape(examples * groups, out // groups, -1)
-    grad = torch.bmm(ds, columns.transpose(1, 2))
-    return grad.view(examples, out, channels // groups, *kernel)
-
-
-def _views_to_positions(t: Tensor, views: int) -> Tensor:
-    """`(examples * views, channels, positions)` to `(examples, channels, views * positions)`."""
-    rows, channels, _ = t.shape
-    return t.view(rows // views, views, channels, -1).transpose(1, 2).flatten(2)
 
 
 def _over_positions(d: Tensor, views: int) -> Tensor:
@@ -144,7 +56,7 @@ class _Convolution(torch.autograd.Function):
     """A convolution, or its transpose, whose leaves receive per-example gradients."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
@@ -169,7 +81,7 @@ class _Convolution(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups, transposed, output_padding, views = ctx.settings
         needs_x, _, _, needs_weight, needs_bias = ctx.needs_input_grad[:5]
@@ -204,41 +116,45 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer over the last dimension whose leaves receive per-example gradients."""
+    """A linear layer on `(rows * positions, in)` whose leaves receive per-example gradients."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         weight_leaf: Tensor | None,
         bias_leaf: Tensor | None,
-        views: int,
+        examples: int,
     ) -> Tensor:
         ctx.save_for_backward(None if weight_leaf is None else x, weight)
-        ctx.views = views
+        ctx.examples = examples
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, _, _, needs_weight, needs_bias = ctx.needs_input_grad[:5]
-        examples = d.shape[0] // ctx.views
         dx = dw = db = None
-        ds = d.reshape(examples, -1, d.shape[-1])
+        ds = d.reshape(ctx.examples, -1, d.shape[-1])
         if needs_x:
             dx = d @ weight
         if needs_weight:
-            dw = torch.bmm(ds.transpose(1, 2), x.reshape(examples, -1, x.shape[-1]))
+            dw = torch.bmm(ds.transpose(1, 2), x.reshape(ctx.examples, -1, x.shape[-1]))
         if needs_bias:
             db = ds.sum(1)
         return dx, None, None, dw, db, None
 
 
-def _values(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+_convolution: Callable[..., Tensor] = _Convolution.apply
+_linear: Callable[..., Tensor] = _Linear.apply
+
+
+def _values(x: Tensor, own: Own) -> tuple[Tensor, Tensor, Tensor | None]:
     """Input and plain values of a layer, cast as `torch.autocast` would cast them around it."""
-    weight, bias = weight.detach(), None if bias is None else bias.detach()
+    weight, bias = own.weight, own.bias
+    assert weight is not None
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -267,72 +183,67 @@ def _padded(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, tuple[int,
     return x, tuple(layer.padding)
 
 
-def conv2d(layer: nn.Conv2d, leaves: Leaves, x: Tensor) -> Tensor:
+def conv2d(layer: nn.Conv2d, own: Own, x: Tensor) -> Tensor:
     """Rule for `nn.Conv2d`, with every stride, padding mode, dilation and grouping."""
-    weight, bias = layer.weight, layer.bias
     x, padding = _padded(layer, x)
-    y: Tensor = _Convolution.apply(
-        *_values(x, weight, bias), leaves.of(weight), leaves.of(bias),
+    y: Tensor = _convolution(
+        *_values(x, own), own.weight_leaf, own.bias_leaf,
         _pair(layer.stride), _pair(padding), _pair(layer.dilation), layer.groups,
-        False, (0, 0), leaves.views,
+        False, (0, 0), own.views,
     )  # fmt: skip
     return y
 
 
-def conv1d(layer: nn.Conv1d, leaves: Leaves, x: Tensor) -> Tensor:
+def conv1d(layer: nn.Conv1d, own: Own, x: Tensor) -> Tensor:
     """Rule for `nn.Conv1d`: the two-dimensional rule on images of height one."""
-    weight, bias = layer.weight, layer.bias
     x, padding = _padded(layer, x)
-    leaf = leaves.of(weight)
-    x, values, shift = _values(x, weight, bias)
-    y: Tensor = _Convolution.apply(
+    leaf = own.weight_leaf
+    x, values, shift = _values(x, own)
+    y: Tensor = _convolution(
         x.unsqueeze(2), values.unsqueeze(2), shift,
-        None if leaf is None else leaf.unsqueeze(3), leaves.of(bias),
+        None if leaf is None else leaf.unsqueeze(3), own.bias_leaf,
         (1, layer.stride[0]), (0, padding[0]), (1, layer.dilation[0]), layer.groups,
-        False, (0, 0), leaves.views,
+        False, (0, 0), own.views,
     )  # fmt: skip
     return y.squeeze(2)
 
 
 def conv_transpose2d(
-    layer: nn.ConvTranspose2d, leaves: Leaves, x: Tensor, output_size: list[int] | None = None
+    layer: nn.ConvTranspose2d, own: Own, x: Tensor, output_size: list[int] | None = None
 ) -> Tensor:
     """Rule for `nn.ConvTranspose2d`."""
-    weight, bias = layer.weight, layer.bias
-    output_padding = layer._output_padding(
+    find: Callable[..., list[int]] = layer._output_padding
+    output_padding = find(
         x, output_size, layer.stride, layer.padding, layer.kernel_size, 2, layer.dilation
-    )  # type: ignore[arg-type]
-    y: Tensor = _Convolution.apply(
-        *_values(x, weight, bias), leaves.of(weight), leaves.of(bias),
+    )
+    y: Tensor = _convolution(
+        *_values(x, own), own.weight_leaf, own.bias_leaf,
         _pair(layer.stride), _pair(layer.padding), _pair(layer.dilation), layer.groups,
-        True, _pair(output_padding), leaves.views,
+        True, _pair(output_padding), own.views,
     )  # fmt: skip
     return y
 
 
-def linear(layer: nn.Linear, leaves: Leaves, x: Tensor) -> Tensor:
+def linear(layer: nn.Linear, own: Own, x: Tensor) -> Tensor:
     """Rule for `nn.Linear` on inputs of any number of dimensions."""
-    weight, bias = layer.weight, layer.bias
-    y: Tensor = _Linear.apply(
-        *_values(x, weight, bias), leaves.of(weight), leaves.of(bias), leaves.views
-    )
-    return y
+    # In two dimensions the result is no view, so it may be changed in place afterwards.
+    flat, values, shift = _values(x.reshape(-1, x.shape[-1]), own)
+    y = _linear(flat, values, shift, own.weight_leaf, own.bias_leaf, x.shape[0] // own.views)
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _scale_and_shift(
-    y: Tensor, layer: nn.Module, leaves: Leaves, *, channels_first: bool
-) -> Tensor:
+def _scale_and_shift(y: Tensor, own: Own, *, channels_first: bool) -> Tensor:
     """Apply a norm's gain and shift through their leaves, one row of them per example."""
-    for name, combine in (("weight", torch.mul), ("bias", torch.add)):
-        value = getattr(layer, name, None)
+    for value, leaf, combine in (
+        (own.weight, own.weight_leaf, torch.mul),
+        (own.bias, own.bias_leaf, torch.add),
+    ):
         if value is None:
             continue
-        leaf = leaves.of(value)
         if leaf is None:
-            value = value.detach()
             per_row = value.unsqueeze(0)
         else:
-            per_row = leaf.repeat_interleave(leaves.views, 0) if leaves.views > 1 else leaf
+            per_row = leaf.repeat_interleave(own.views, 0) if own.views > 1 else leaf
         missing = y.dim() - per_row.dim()
         shape = (
             (*per_row.shape, *(1,) * missing)
@@ -343,28 +254,28 @@ def _scale_and_shift(
     return y
 
 
-def group_norm(layer: nn.GroupNorm, leaves: Leaves, x: Tensor) -> Tensor:
+def group_norm(layer: nn.GroupNorm, own: Own, x: Tensor) -> Tensor:
     """Rule for `nn.GroupNorm`."""
     y = F.group_norm(x, layer.num_groups, eps=layer.eps)
-    return _scale_and_shift(y, layer, leaves, channels_first=True)
+    return _scale_and_shift(y, own, channels_first=True)
 
 
-def instance_norm(layer: nn.InstanceNorm2d, leaves: Leaves, x: Tensor) -> Tensor:
+def instance_norm(layer: nn.InstanceNorm2d, own: Own, x: Tensor) -> Tensor:
     """Rule for `nn.InstanceNorm1d/2d/3d` without running statistics."""
     y = F.instance_norm(x, eps=layer.eps)
-    return _scale_and_shift(y, layer, leaves, channels_first=True)
+    return _scale_and_shift(y, own, channels_first=True)
 
 
-def layer_norm(layer: nn.LayerNorm, leaves: Leaves, x: Tensor) -> Tensor:
+def layer_norm(layer: nn.LayerNorm, own: Own, x: Tensor) -> Tensor:
     """Rule for `nn.LayerNorm`."""
     y = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    return _scale_and_shift(y, layer, leaves, channels_first=False)
+    return _scale_and_shift(y, own, channels_first=False)
 
 
-def rms_norm(layer: nn.RMSNorm, leaves: Leaves, x: Tensor) -> Tensor:
+def rms_norm(layer: nn.RMSNorm, own: Own, x: Tensor) -> Tensor:
     """Rule for `nn.RMSNorm`."""
     y = F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
-    return _scale_and_shift(y, layer, leaves, channels_first=False)
+    return _scale_and_shift(y, own, channels_first=False)
 
 
 RULES: dict[type[nn.Module], Rule] = {

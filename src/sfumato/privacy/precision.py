@@ -11,7 +11,7 @@ import torch
 
 def _switches() -> list[Any]:
     """PyTorch's settings that let float32 products be rounded to fewer bits."""
-    backends = torch.backends
+    backends: Any = torch.backends
     return [
         backends.cuda.matmul,
         backends.mkldnn.matmul,

@@ -220,7 +220,7 @@ def held(model: nn.Module, comparison: Comparison) -> Iterator[None]:
     try:
         if comparison == "in evaluation mode":
             model.eval()
-        with Still():
+        with Still():  # type: ignore[no-untyped-call]
             yield
     finally:
         for module, mode in modes.items():

@@ -17,12 +17,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 PROBE_SEED = 20220408
 
 _TORCH_S_OWN = frozenset(vars(nn.Module()))
-_FIXED = frozenset(
-    ("kernel_size", "stride", "padding", "dilation", "output_padding", "groups", "normalized_shape")
-    + ("in_channels", "out_channels", "in_features", "out_features", "num_groups", "num_channels")
-    + ("eps", "affine", "transposed", "inplace", "_reversed_padding_repeated_twice")
-)
-"""Settings of PyTorch's layers, not worth watching."""
 
 
 @dataclass
@@ -41,7 +35,9 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self._slots: dict[str, _Slot] = {}
         for path, module in model.named_modules():
-            own = {k: v for k, v in vars(module).items() if k not in _TORCH_S_OWN | _FIXED}
+            own = {k: v for k, v in vars(module).items() if k not in _TORCH_S_OWN}
+            if type(module).__module__.startswith("torch.nn.modules"):
+                own = {k: v for k, v in own.items() if isinstance(v, Tensor)}
             for holder, held in (
                 (module._parameters, module._parameters),
                 (module._buffers, module._buffers),
@@ -75,7 +71,7 @@ class Snapshot:
 def _is_plain(value: object) -> bool:
     if isinstance(value, Tensor | int | float):
         return True
-    if isinstance(value, list | tuple | dict) and value:
+    if isinstance(value, list | tuple | dict):
         return all(isinstance(leaf, Tensor | int | float) for leaf in tree_flatten(value)[0])
     return False
 
@@ -108,7 +104,7 @@ def seed(model: nn.Module, value: int = PROBE_SEED) -> None:
     """Start every random number generator that the model may draw from, and no other, anew."""
     random.seed(value)
     np.random.seed(value % 2**32)
-    torch.random.default_generator.manual_seed(value)
+    torch.default_generator.manual_seed(value)
     for index in _devices(model):
         torch.cuda.default_generators[index].manual_seed(value)
 
@@ -126,7 +122,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-class Still(TorchDispatchMode):
+class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Holds PyTorch's random numbers still, so that a batch and its examples alone see the same.
 
     Every draw gives a fixed value in its range: 1 for Bernoulli trials (dropout keeps everything),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sfumato.privacy.accounting import Step
+from sfumato.privacy.composition import Exposure
+
 RELATION = "adding or removing one training image"
 
 
@@ -30,6 +33,12 @@ class Facts:
         validation: Images held out of the training set for validation.
         data: Name of the data.
         version: Of sfumato.
+        public: Whether the user declared the training images public.
+        start: Where the first weights came from and which were trained; empty if from scratch.
+        exposures: Other data sets that the first weights depend on.
+        before: Steps that the start took on these images; `epsilon` counts them.
+        before_epsilon: What those alone cost, by the accountant that calibrated the run.
+        before_seeded: Whether their noise follows from a stated seed.
     """
 
     private: bool
@@ -50,16 +59,18 @@ class Facts:
     validation: int
     data: str
     version: str
+    public: bool = False
+    start: str = ""
+    exposures: tuple[Exposure, ...] = ()
+    before: tuple[Step, ...] = ()
+    before_epsilon: float = 0.0
+    before_seeded: bool = False
 
 
 def statement(facts: Facts) -> str:
     """The statement as Markdown."""
     if not facts.private:
-        return (
-            "# Privacy statement\n\n"
-            f"**There is no privacy guarantee.** This model was trained on '{facts.data}' with "
-            "privacy switched off, for comparison. Treat its weights like the training images.\n"
-        )
+        return _without_privacy(facts)
     f = facts
     other = {"pld": "rdp", "rdp": "pld"}[f.accountant]
     names = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
@@ -81,6 +92,8 @@ def statement(facts: Facts) -> str:
         )
     else:
         not_covered.append("The test images: accuracies measured on them are exact.")
+    if f.start:
+        not_covered.append("The choice of the start, if it was made by looking at these images.")
     randomness = (
         "**All random numbers, the noise among them, follow from the seed in the recipe.** Whoever "
         "knows the seed can subtract the noise, so the guarantee holds only towards people who do "
@@ -90,6 +103,26 @@ def statement(facts: Facts) -> str:
         "deleted when training ended. They come from PyTorch's generator, which is not a "
         "cryptographic one."
     )
+    if f.before_seeded and not f.seeded:
+        randomness += (
+            " **The noise of the start, however, follows from a seed**: towards people who know "
+            "it, the steps of the start are not private."
+        )
+    total = f"{f.steps} Poisson-subsampled Gaussian mechanisms with q = {f.rate!r} and\n" + (
+        f"σ = {f.noise_multiplier!r}"
+    )
+    for step in f.before:
+        total += f", and {step.count} with q = {step.q!r} and σ = {step.noise_multiplier!r}"
+    sampling = (
+        f"Poisson: each image in each step with probability q = {f.rate:.6g} "
+        f"(expected batch {f.batch:g})"
+    )
+    counted = ""
+    if f.before:
+        counted = (
+            f"| steps of the start, counted above | {sum(s.count for s in f.before)}, "
+            f"ε = {f.before_epsilon:.4f} alone |\n"
+        )
     after = [
         "the optimizer and its learning rates",
         *(["the averaging of weights"] if f.averaged else []),
@@ -115,19 +148,19 @@ about δ = {f.delta:g}.
 | budget asked for | {f.budget:g} |
 | δ | {f.delta:g} |
 | training images | {f.examples} |
-| sampling | Poisson: each image in each step with probability q = {f.rate:.6g} (expected batch {f.batch:g}) |
+| sampling | {sampling} |
 | steps | {f.steps} |
 | clipping | {f.rule} |
 | noise multiplier σ | {f.noise_multiplier:.6g} |
 | views per image | {f.views}{", averaged before clipping" if f.views > 1 else ""} |
-
-Each step is a Poisson-subsampled Gaussian mechanism. Every step was written to `ledger.jsonl` before
-anything that depends on it was, and ε is computed from that ledger alone. To check it with another
-library, compose {f.steps} Poisson-subsampled Gaussian mechanisms with q = {f.rate!r} and
-σ = {f.noise_multiplier!r}, under {RELATION}.
+{counted}
+Each step is a Poisson-subsampled Gaussian mechanism. Every step was written to `ledger.jsonl`
+before anything that depends on it was, and ε is computed from that ledger alone. To check it with
+another library, compose {total},
+under {RELATION}.
 
 Covered at no further cost, because they only use released gradients: {"; ".join(after)}.
-
+{_beginning(f)}
 ## Not covered
 
 {chr(10).join(f"- {line}" for line in not_covered)}
@@ -138,6 +171,53 @@ Covered at no further cost, because they only use released gradients: {"; ".join
 
 sfumato {f.version}
 """
+
+
+def _without_privacy(f: Facts) -> str:
+    if f.public:
+        text = (
+            f"**There is no privacy guarantee.** This model was trained without privacy on "
+            f"'{f.data}', which the user declared to be public. If any of those images is not, "
+            "treat the weights like the images."
+        )
+    else:
+        text = (
+            f"**There is no privacy guarantee.** This model was trained on '{f.data}' with privacy "
+            "switched off, for comparison. Treat its weights like the training images."
+        )
+    return f"# Privacy statement\n\n{text}\n{_beginning(f)}"
+
+
+def _beginning(f: Facts) -> str:
+    """Where the first weights came from, and what was treated as public."""
+    if not f.start:
+        return ""
+    lines = [f.start]
+    if f.before:
+        lines.append(
+            "The start was trained with noise on these same images, as the user declared. Its "
+            "steps are counted in ε above."
+        )
+    for e in f.exposures:
+        if e.noisy:
+            cost = ", ".join(f"{v:.4g} by {k.upper()}" for k, v in e.epsilon.items())
+            seed = ", with noise from a seed" if e.seeded else ""
+            lines.append(
+                f"The start also depends on '{e.data}', with ε = {cost} at δ = {e.delta:g}{seed}. "
+                "This run released nothing more about those images, provided that none of them is "
+                f"in '{f.data}' too, as the user declared."
+            )
+        elif e.public:
+            lines.append(
+                f"**'{e.data}' was treated as public**, as the user declared: the start was "
+                "trained on it without privacy, and nothing here protects those images."
+            )
+        else:
+            lines.append(
+                f"The start was trained on '{e.data}' without privacy, and nobody declared it "
+                "public: treat the weights like those images too."
+            )
+    return "\n## Where the first weights came from\n\n" + "\n\n".join(lines) + "\n"
 
 
 def _factor(epsilon: float) -> str:

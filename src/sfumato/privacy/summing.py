@@ -98,7 +98,7 @@ def _squared_norms(block: Tensor) -> Tensor:
     whole = rest - rest % _CHUNK
     total = torch.zeros(block.shape[1], device=block.device, dtype=wide)
     if whole:
-        chunks = block[:, :, :whole].unflatten(2, (-1, _CHUNK))
+        chunks = block[:, :, :whole].view(*block.shape[:2], -1, _CHUNK)
         norms = torch.linalg.vector_norm(chunks, dim=3, dtype=narrow)
         total += norms.to(wide).square().sum((0, 2))
     if rest > whole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
@@ -36,6 +37,10 @@ class _Call:
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
 
 
+def _keep_gradient(kept: dict[int, Tensor], index: int, gradient: Tensor) -> None:
+    kept[index] = gradient.detach().clone()
+
+
 @contextmanager
 def _listening(model: nn.Module) -> Iterator[list[_Call]]:
     """Record every module's calls, innermost first, in the order in which they end."""
@@ -48,9 +53,8 @@ def _listening(model: nn.Module) -> Iterator[list[_Call]]:
             if isinstance(value, Tensor):
                 if value.requires_grad:
                     index = len(kept)
-                    value.register_hook(
-                        lambda g, index=index: gradients.__setitem__(index, g.detach().clone())
-                    )
+                    hook = partial(_keep_gradient, gradients, index)
+                    value.register_hook(hook)  # type: ignore[no-untyped-call]
                 kept.append(value.detach().clone())
 
     def listen(name: str, module: nn.Module) -> None:

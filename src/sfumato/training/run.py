@@ -26,7 +26,7 @@ from sfumato.privacy.noise import Randomness
 from sfumato.privacy.statement import Facts, statement
 from sfumato.recipe import Recipe, differences, from_dict, loads
 from sfumato.report import curves
-from sfumato.training import checkpoint, files, setup, start
+from sfumato.training import checkpoint, files, fill, setup, start
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
@@ -88,9 +88,10 @@ def train(
     randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
     model = setup.build_model(recipe, dataset, randomness, donor)
     if donor:
-        words = start.describe(model, donor, recipe.start, classes=len(dataset.classes))
+        words = fill.describe(model, donor, recipe.start, classes=len(dataset.classes))
         origin = replace(origin, words=words)
-    _say_start(recipe, origin, model, reporter)
+    for remark in fill.remarks(recipe, origin, model):
+        reporter.say(remark)
     physical = recipe.training.physical_batch or setup.physical_batch(
         model, plan, dataset, recipe.training.views, _memory(where)
     )
@@ -134,7 +135,7 @@ def resume(
             f"{folder} is finished: there is nothing to resume. See {folder / files.STATEMENT}."
         )
     randomness = _same_randomness(folder, recipe)
-    origin = _origin(ledger)
+    origin = start.Origin.of(ledger.header)
     dataset = _load(recipe, origin, root, reporter)
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     physical = int(ledger.header["physical_batch"])
@@ -176,6 +177,10 @@ def _go(loop: Loop) -> Result:
             f"The budget of epsilon {recipe.privacy.epsilon:g} ends after {plan.steps} of the "
             f"{plan.asked} steps asked for; the run stops there."
         )
+    if plan.before:
+        counts = list(loop._spent)
+        values = start.curve(recipe, plan.before, plan.event, counts)
+        loop._spent = dict(zip(counts, values, strict=True))
     if loop.step == 0:
         loop.save()
     with stop_on_signal() as stop:
@@ -210,10 +215,9 @@ def _finish(loop: Loop) -> Result:
     if p.enabled:
         guarantee = {"private": True, "epsilon": spent, "delta": p.delta, "unit": "one image"}
     d = loop.dataset
-    origin = _origin(ledger)
-    own = Exposure(
-        d.name, recipe.data.public, merge(history), spent, p.delta, loop.randomness.seeded
-    )
+    origin = start.Origin.of(ledger.header)
+    seeded = loop.randomness.seeded or origin.seeded
+    own = Exposure(d.name, recipe.data.public, merge(history), spent, p.delta, seeded)
     guarantee["exposures"] = [e.to_dict() for e in (own, *origin.exposures)]
     description = Description(
         recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
@@ -256,19 +260,12 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         data=recipe.data.name,
         version=version("sfumato"),
         public=recipe.data.public,
-        start=" ".join(filter(None, [origin.words, start.frozen(loop.model)])),
+        start=" ".join(filter(None, [origin.words, fill.frozen(loop.model)])),
         exposures=origin.exposures,
         before=origin.before,
-        before_epsilon=(
-            accounting.epsilon(origin.before, delta=p.delta, accountant=p.accountant)
-        ),
+        before_epsilon=start.spent(recipe, origin),
+        before_seeded=origin.seeded,
     )
-
-
-def _origin(ledger: Ledger) -> start.Origin:
-    """What the run started from, as its ledger says."""
-    content = ledger.header.get("start")
-    return start.Origin() if content is None else start.Origin.from_dict(content)
 
 
 def _header(
@@ -334,21 +331,6 @@ def _same_randomness(folder: Path, recipe: Recipe) -> Randomness:
             f"{folder / files.KEY} cannot be read ({error.strerror}), and without it the run "
             "cannot go on: its last steps could not be repeated with the same noise."
         ) from None
-
-
-def _say_start(
-    recipe: Recipe, origin: start.Origin, model: torch.nn.Module, reporter: Reporter
-) -> None:
-    for words in (origin.words, start.frozen(model)):
-        if words:
-            reporter.say(words)
-    if origin.before:
-        p = recipe.privacy
-        spent = accounting.epsilon(origin.before, delta=p.delta, accountant=p.accountant)
-        reporter.say(
-            f"The start has spent epsilon {spent:.3f} of {p.epsilon:g} on these images; the noise "
-            "is chosen so that both together stay within it."
-        )
 
 
 def _load(

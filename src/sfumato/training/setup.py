@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -11,14 +12,15 @@ from torch import nn
 from sfumato import models
 from sfumato.data import Dataset
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import Step, epsilon
+from sfumato.privacy.accounting import AccountantName, Step, epsilon
 from sfumato.privacy.calibration import check_delta, noise_multiplier_for, steps_for
 from sfumato.privacy.clipping import ClippingRule, Flat, Unclipped
 from sfumato.privacy.composition import noise_multiplier_after, steps_after
 from sfumato.privacy.noise import GaussianNoise, Randomness
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.recipe import Recipe
-from sfumato.training import start
+from sfumato.training import fill
+from sfumato.training.start import Donor
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
     if not p.enabled:
         return Plan(sampler, Unclipped(), GaussianNoise(0.0), asked, asked)
     check_delta(p.delta, examples)
-    steps = asked
+    steps, accountant = asked, cast(AccountantName, p.accountant)
     if p.noise_multiplier is None and not before:
         sigma = noise_multiplier_for(
-            epsilon=p.epsilon, delta=p.delta, q=sampler.rate, steps=asked, accountant=p.accountant
+            epsilon=p.epsilon, delta=p.delta, q=sampler.rate, steps=asked, accountant=accountant
         )
     elif p.noise_multiplier is None:
         sigma = noise_multiplier_after(
@@ -77,7 +79,7 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
             delta=p.delta,
             q=sampler.rate,
             steps=asked,
-            accountant=p.accountant,
+            accountant=accountant,
         )
     elif before:
         sigma = p.noise_multiplier
@@ -88,24 +90,24 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
             q=sampler.rate,
             noise_multiplier=sigma,
             most=asked,
-            accountant=p.accountant,
+            accountant=accountant,
         )
     else:
         sigma = p.noise_multiplier
         event = Step(sampler.rate, sigma, asked)
-        if epsilon([event], delta=p.delta, accountant=p.accountant) > p.epsilon:
+        if epsilon([event], delta=p.delta, accountant=accountant) > p.epsilon:
             steps = steps_for(
                 epsilon=p.epsilon,
                 delta=p.delta,
                 q=sampler.rate,
                 noise_multiplier=sigma,
-                accountant=p.accountant,
+                accountant=accountant,
             )
     return Plan(sampler, Flat(p.clip), GaussianNoise(sigma), min(steps, asked), asked, before)
 
 
 def build_model(
-    recipe: Recipe, dataset: Dataset, randomness: Randomness, donor: start.Donor | None = None
+    recipe: Recipe, dataset: Dataset, randomness: Randomness, donor: Donor | None = None
 ) -> nn.Module:
     """The recipe's model, initialised and frozen as it asks, and checked against the data.
 
@@ -126,8 +128,8 @@ def build_model(
         )
     if donor is not None:
         classes = len(dataset.classes)
-        start.fill(model, donor, recipe.start, classes=classes, randomness=randomness)
-    start.freeze(model, recipe.start)
+        fill.fill(model, donor, recipe.start, classes=classes, randomness=randomness)
+    fill.freeze(model, recipe.start)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"Model '{recipe.model.name}' has no parameter to train.")
     probe = torch.zeros(2, dataset.channels, *dataset.size)

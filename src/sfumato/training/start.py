@@ -14,30 +14,21 @@ training. If that was on this run's images, its steps are composed with the run'
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.data import Dataset
 from sfumato.data.catalogue import canonical
-from sfumato.errors import UserError, nearest
-from sfumato.privacy.accounting import Step, merge
-from sfumato.privacy.composition import Exposure, steps_from_list, steps_to_list
-from sfumato.privacy.noise import Randomness
-from sfumato.recipe import Recipe, Start
+from sfumato.errors import UserError
+from sfumato.privacy.accounting import AccountantName, Step, epsilon, merge
+from sfumato.privacy.composition import Exposure, curve_after, steps_from_list, steps_to_list
+from sfumato.recipe import Recipe
 from sfumato.training.classifier import Description, load
 from sfumato.training.files import WEIGHTS
-
-HEAD = "head"
-"""What every model of the zoo calls its last layer."""
-
-_MANY = 6
-"""How many names a sentence lists."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,7 @@ class Origin:
         before: Steps that it took on this run's images, to be composed with the run's own.
         mean: What its images were normalised with, if the run's are to be too.
         std: The same.
+        seeded: Whether the noise of `before` follows from a stated seed.
     """
 
     weights: str = ""
@@ -59,6 +51,7 @@ class Origin:
     before: tuple[Step, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    seeded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the ledger."""
@@ -69,11 +62,15 @@ class Origin:
             "before": steps_to_list(self.before),
             "mean": list(self.mean),
             "std": list(self.std),
+            "seeded": self.seeded,
         }
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Origin:
-        """Back from the ledger."""
+    def of(cls, header: Mapping[str, Any]) -> Origin:
+        """What a ledger's first line says."""
+        content = header.get("start")
+        if content is None:
+            return cls()
         return cls(
             weights=content["weights"],
             words=content["words"],
@@ -81,6 +78,7 @@ class Origin:
             before=steps_from_list(content["before"]),
             mean=tuple(content["mean"]),
             std=tuple(content["std"]),
+            seeded=content["seeded"],
         )
 
     def normalised(self, dataset: Dataset) -> Dataset:
@@ -133,7 +131,8 @@ def open_donor(recipe: Recipe, *, unchanged: Origin | None = None) -> Donor | No
             "written yet. Start a new run."
         )
     description = classifier.description
-    exposures, before = _judged(_exposures(description, settings.source), recipe)
+    stated = _exposures(description, settings.source)
+    exposures, before = _judged(stated, recipe)
     transfer = settings.how == "transfer"
     origin = unchanged or Origin(
         weights=digest,
@@ -141,6 +140,7 @@ def open_donor(recipe: Recipe, *, unchanged: Origin | None = None) -> Donor | No
         before=before,
         mean=description.mean if transfer else (),
         std=description.std if transfer else (),
+        seeded=bool(before) and any(e.seeded for e in stated if e.noisy),
     )
     parameters = {n: p.detach() for n, p in classifier.network.named_parameters()}
     return Donor(settings.source, description, parameters, origin)
@@ -202,8 +202,8 @@ def _judged(
     names = ", ".join(f"'{e.data}'" for e in noisy)
     if s.same_data is None:
         raise UserError(
-            f"start.source = '{s.source}' spent privacy on {names}. Say whether those are this run's "
-            "images: start.same_data = true counts what it spent within this run's epsilon; "
+            f"start.source = '{s.source}' spent privacy on {names}. Say whether those are this "
+            "run's images: start.same_data = true counts what it spent within this run's epsilon; "
             "start.same_data = false means that no image is in both."
         )
     if not s.same_data:
@@ -222,146 +222,17 @@ def _same_set(a: str, b: str) -> bool:
     return canonical(a) is not None and canonical(a) == canonical(b)
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern (`head`, `res?.*`, `*.bias`) means a parameter: it, or a layer around it."""
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+def spent(recipe: Recipe, origin: Origin) -> float:
+    """What the start has spent of the recipe's epsilon."""
+    p = recipe.privacy
+    accountant = cast(AccountantName, p.accountant)
+    return epsilon(origin.before, delta=p.delta, accountant=accountant)
 
 
-def chosen(patterns: Iterable[str], names: Sequence[str], *, setting: str) -> set[str]:
-    """The names that some pattern means.
-
-    Raises:
-        UserError: If a pattern means none.
-    """
-    found: set[str] = set()
-    layers = {".".join(n.split(".")[:depth]) for n in names for depth in range(1, n.count(".") + 2)}
-    for pattern in patterns:
-        meant = {name for name in names if matches(pattern, name)}
-        if not meant:
-            top = list(dict.fromkeys(name.split(".")[0] for name in names))
-            raise UserError(
-                f"'{pattern}' in {setting} matches no parameter of the model."
-                f"{nearest(pattern, layers)} Its layers are: {_listed(top, 24)}."
-            )
-        found |= meant
-    return found
-
-
-def freeze(model: nn.Module, settings: Start) -> None:
-    """Leave only what `start.train` means to be trained, or everything if that is empty."""
-    if not settings.train:
-        return
-    parameters = dict(model.named_parameters())
-    trained = chosen(settings.train, list(parameters), setting="start.train")
-    for name, parameter in parameters.items():
-        if name not in trained:
-            parameter.requires_grad_(False)
-
-
-def fill(
-    model: nn.Module, donor: Donor, settings: Start, *, classes: int, randomness: Randomness
-) -> None:
-    """Give a freshly drawn model the donor's weights, or new ones with their mean and variance.
-
-    Raises:
-        UserError: If the donor's parameters are not those of the model.
-    """
-    taken, _ = matching(model, donor, settings, classes=classes)
-    generator = randomness.generator(0, "meanvar")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name not in taken:
-                continue
-            source = donor.parameters[name]
-            if settings.how == "transfer":
-                parameter.copy_(source)
-            else:
-                mean, std = source.double().mean(), source.double().std(correction=0)
-                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.copy_(mean + std * drawn)
-
-
-def matching(
-    model: nn.Module, donor: Donor, settings: Start, *, classes: int
-) -> tuple[list[str], list[str]]:
-    """The names of the parameters that come from the donor, and of those that stay as drawn."""
-    mine = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    theirs = {name: tuple(p.shape) for name, p in donor.parameters.items()}
-    transfer = settings.how == "transfer"
-    patterns = settings.reset
-    if patterns is None:
-        patterns = [HEAD] if transfer else []
-        if transfer and not any(matches(HEAD, name) for name in mine):
-            raise UserError(
-                f"The model has no layer called '{HEAD}': name the layers to draw anew in "
-                "start.reset ([] for none)."
-            )
-    reset = chosen(patterns, list(mine), setting="start.reset")
-    taken: list[str] = []
-    fresh: list[str] = []
-    wrong: list[str] = []
-    for name, shape in mine.items():
-        other = theirs.get(name)
-        if name in reset:
-            fresh.append(name)
-        elif other is None:
-            wrong.append(f"{name} is not in the source")
-        elif other == shape:
-            taken.append(name)
-        elif _but_for_classes(shape, classes) == _but_for_classes(
-            other, len(donor.description.classes)
-        ):
-            (fresh if transfer else taken).append(name)
-        else:
-            wrong.append(f"{name} is {other} in the source and {shape} here")
-    wrong += [
-        f"{name} is only in the source"
-        for name in theirs
-        if name not in mine and not any(matches(pattern, name) for pattern in patterns)
-    ]
-    if wrong or not taken:
-        d = donor.description
-        reason = _listed(wrong) if wrong else "start.reset leaves nothing of it"
-        raise UserError(
-            f"start.source = '{donor.source}' ('{d.model}' for {d.channels}x{d.size[0]}x{d.size[1]} "
-            f"images) does not match this run's model: {len(taken)} of {len(mine)} parameters match "
-            f"in name and shape, but {reason}. Use the same model and options, or name in "
-            "start.reset what to draw anew."
-        )
-    return taken, fresh
-
-
-def _but_for_classes(shape: tuple[int, ...], classes: int) -> tuple[int | None, ...]:
-    """A shape with its outputs left open where there is one for each class."""
-    return (None, *shape[1:]) if shape and shape[0] == classes else shape
-
-
-def describe(model: nn.Module, donor: Donor, settings: Start, *, classes: int) -> str:
-    """What was taken over and what was not, in a sentence."""
-    taken, fresh = matching(model, donor, settings, classes=classes)
-    what = f"'{donor.source}' ({donor.description.model})"
-    but = f"; drawn anew: {_listed(fresh)}" if fresh else ""
-    if settings.how == "transfer":
-        return f"{len(taken)} of {len(taken) + len(fresh)} parameters were taken from {what}{but}."
-    return (
-        f"{len(taken)} of {len(taken) + len(fresh)} parameters were drawn from normal distributions "
-        f"with the mean and variance that each has in {what}{but}."
-    )
-
-
-def frozen(model: nn.Module) -> str:
-    """Which parameters are trained, in a sentence; empty if all are."""
-    parameters = dict(model.named_parameters())
-    trained = [name for name, p in parameters.items() if p.requires_grad]
-    if len(trained) == len(parameters):
-        return ""
-    count = sum(parameters[name].numel() for name in trained)
-    return (
-        f"Only {_listed(trained)} {'was' if len(trained) == 1 else 'were'} trained, {count} of "
-        f"{sum(p.numel() for p in parameters.values())} numbers; the rest was frozen."
-    )
-
-
-def _listed(names: Sequence[str], many: int = _MANY) -> str:
-    shown = ", ".join(names[:many])
-    return f"{shown} and {len(names) - many} more" if len(names) > many else shown
+def curve(
+    recipe: Recipe, before: tuple[Step, ...], event: Step, counts: Sequence[int]
+) -> list[float]:
+    """Epsilon after each of several numbers of steps, the start's included."""
+    p = recipe.privacy
+    accountant = cast(AccountantName, p.accountant)
+    return curve_after(before, event, counts, delta=p.delta, accountant=accountant)

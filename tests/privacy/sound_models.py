@@ -57,29 +57,42 @@ sound(
     lambda: around(nn.Conv2d(3, 5, (2, 3), padding="same", dilation=(2, 1)), channels=5),
     name="same dilated",
 )
-sound(lambda: around(nn.Conv2d(3, 5, 3, dilation=2, stride=2, padding=(1, 2)), channels=5), name="dilation")
 sound(
-    lambda: around(nn.Conv2d(3, 6, 3, padding=1, groups=3), nn.Conv2d(6, 6, 3, groups=6), channels=6),
+    lambda: around(nn.Conv2d(3, 5, 3, dilation=2, stride=2, padding=(1, 2)), channels=5),
+    name="dilation",
+)
+sound(
+    lambda: around(
+        nn.Conv2d(3, 6, 3, padding=1, groups=3), nn.Conv2d(6, 6, 3, groups=6), channels=6
+    ),
     name="grouped and depthwise",
 )
 sound(lambda: around(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 5, 3, padding=1), channels=5), name="taps")
 sound(
     lambda: around(
         nn.ConvTranspose2d(3, 6, 3, stride=2, padding=1, output_padding=1),
-        nn.ConvTranspose2d(6, 4, (3, 2), stride=3, output_padding=(2, 1), dilation=(1, 2), groups=2),
+        nn.ConvTranspose2d(
+            6, 4, (3, 2), stride=3, output_padding=(2, 1), dilation=(1, 2), groups=2
+        ),
         channels=4,
     ),
     name="transposed",
 )
 sound(
-    lambda: around(nn.ConvTranspose2d(3, 16, 3, padding=1), nn.ConvTranspose2d(16, 4, 3), channels=4),
+    lambda: around(
+        nn.ConvTranspose2d(3, 16, 3, padding=1), nn.ConvTranspose2d(16, 4, 3), channels=4
+    ),
     name="transposed by taps",
 )
 
 
 def conv3d() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 3)), nn.Conv3d(1, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(392, CLASSES)
+        nn.Unflatten(1, (1, 3)),
+        nn.Conv3d(1, 4, 2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(392, CLASSES),
     )
 
 
@@ -112,7 +125,9 @@ def shared_layer() -> nn.Module:
 def tied_parameter() -> nn.Module:
     a, b = nn.Linear(12, 12), nn.Linear(12, 12)
     b.weight = a.weight
-    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), a, nn.Tanh(), b, nn.Linear(12, CLASSES))
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), a, nn.Tanh(), b, nn.Linear(12, CLASSES)
+    )
 
 
 def borrowed_weight() -> nn.Module:
@@ -172,7 +187,9 @@ sound(norm(parametrizations.orthogonal), name="orthogonal")
 
 
 def two_parametrisations_shared() -> nn.Module:
-    conv = parametrised(Scaled, "weight")(parametrizations.weight_norm(nn.Conv2d(3, 3, 3, padding=1)))
+    conv = parametrised(Scaled, "weight")(
+        parametrizations.weight_norm(nn.Conv2d(3, 3, 3, padding=1))
+    )
     return around(conv, nn.Tanh(), conv, channels=3)
 
 
@@ -182,7 +199,9 @@ def symmetric_shared_between() -> nn.Module:
     parametrize.register_parametrization(a, "weight", scaled)
     parametrize.register_parametrization(b, "weight", scaled)
     parametrize.register_parametrization(b, "weight", Symmetric())
-    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), a, nn.Tanh(), b, nn.Linear(12, CLASSES))
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), a, nn.Tanh(), b, nn.Linear(12, CLASSES)
+    )
 
 
 sound(two_parametrisations_shared)
@@ -229,7 +248,9 @@ def two_tokens() -> nn.Module:
         h = m.patch(x).flatten(2).permute(2, 0, 1)
         return m.out(torch.tanh(m.inner(h)).mean(0))
 
-    return Model(run, patch=nn.Conv2d(3, 8, (4, 8)), inner=nn.Linear(8, 8), out=nn.Linear(8, CLASSES))
+    return Model(
+        run, patch=nn.Conv2d(3, 8, (4, 8)), inner=nn.Linear(8, 8), out=nn.Linear(8, CLASSES)
+    )
 
 
 def encoder(batch_first: bool) -> nn.Module:
@@ -252,7 +273,9 @@ def dot_product() -> nn.Module:
         h = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2 if m.training else 0.0)
         return m.out(h.mean(1))
 
-    return Model(run, patch=nn.Conv2d(3, 8, 4, stride=4), qkv=nn.Linear(8, 24), out=nn.Linear(8, CLASSES))
+    return Model(
+        run, patch=nn.Conv2d(3, 8, 4, stride=4), qkv=nn.Linear(8, 24), out=nn.Linear(8, CLASSES)
+    )
 
 
 sound(bare_parameters)
@@ -430,7 +453,9 @@ def control_flow() -> nn.Module:
     """Python code per example: only one example at a time can follow it."""
 
     def run(m: Model, x: Tensor) -> Tensor:
-        return torch.stack([m.a(row.flatten()) if row.sum() > 0 else m.b(row.flatten()) for row in x])
+        return torch.stack(
+            [m.a(row.flatten()) if row.sum() > 0 else m.b(row.flatten()) for row in x]
+        )
 
     return Model(run, a=nn.Linear(192, CLASSES), b=nn.Linear(192, CLASSES))
 
@@ -449,7 +474,9 @@ def checkpointed() -> nn.Module:
         h = checkpoint(m.a, x, use_reentrant=False)
         return m.out(h)
 
-    return Model(run, a=norm(parametrizations.weight_norm)()[0], out=nn.Sequential(nn.Tanh(), *head(5)))
+    return Model(
+        run, a=norm(parametrizations.weight_norm)()[0], out=nn.Sequential(nn.Tanh(), *head(5))
+    )
 
 
 def counts_calls() -> nn.Module:
@@ -473,7 +500,8 @@ def counts_calls() -> nn.Module:
 
 
 for model in (
-    dropouts, parameter_list, nested_units, bilinear, norms, rolled_back, merged_batch, own_subclass,
-    keyword_call, unused_parameter, control_flow, positive_only, checkpointed, counts_calls,
+    dropouts, parameter_list, nested_units, bilinear, norms, rolled_back, merged_batch,
+    own_subclass, keyword_call, unused_parameter, control_flow, positive_only, checkpointed,
+    counts_calls,
 ):  # fmt: skip
     sound(model)

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sound import SHAPE, Model, around, head
+from sound_models import Model, around, head
 from torch import Tensor, nn
 
 MIXING: dict[str, Callable[[], nn.Module]] = {}
-AFTER = "after"
-"""The name of the layer that mixes, where the test knows it."""
 
 
 class Fn(nn.Module):
@@ -57,18 +55,28 @@ mixing("flip", lambda m, x: x.flip(0))
 mixing("swap of the ends", lambda m, x: torch.cat([x[-1:], x[1:-1], x[:1]]) if len(x) > 1 else x)
 mixing("sort", lambda m, x: x.sort(0).values)
 mixing("order", lambda m, x: x[x.mean((1, 2, 3)).argsort()])
-mixing("attention over the batch", lambda m, x: x + torch.einsum("ij,jchw->ichw", torch.softmax(x.flatten(1) @ x.flatten(1).T, 1), x))
+mixing(
+    "attention over the batch",
+    lambda m, x: (
+        x + torch.einsum("ij,jchw->ichw", torch.softmax(x.flatten(1) @ x.flatten(1).T, 1), x)
+    ),
+)
 mixing("cumulative sum", lambda m, x: x.cumsum(0))
 mixing("tiny", lambda m, x: x + 1e-6 * x.mean(0))
 mixing("very tiny", lambda m, x: x + 1e-12 * x.mean(0))
 mixing("only in training", lambda m, x: x - x.mean(0) if m.training else x)
 mixing("only above four", lambda m, x: x - x.mean(0) if len(x) > 4 else x)
 mixing("only above sixteen", lambda m, x: x - x.mean(0) if len(x) > 16 else x)
-mixing("neighbours in pairs", lambda m, x: x + 0.1 * x[torch.arange(len(x)).bitwise_xor(1).clamp(max=len(x) - 1)])
+mixing(
+    "neighbours in pairs",
+    lambda m, x: x + 0.1 * x[torch.arange(len(x)).bitwise_xor(1).clamp(max=len(x) - 1)],
+)
 mixing("only large values", lambda m, x: x / x.detach().abs().max().clamp(min=50))
 mixing("zero times the mean", lambda m, x: x + 0 * x.mean(0))
 mixing("mixup", lambda m, x: 0.9 * x + 0.1 * x[torch.randperm(len(x))])
-mixing("mixup now and then", lambda m, x: 0.9 * x + 0.1 * x.roll(1, 0) if torch.rand(()) < 0.3 else x)
+mixing(
+    "mixup now and then", lambda m, x: 0.9 * x + 0.1 * x.roll(1, 0) if torch.rand(()) < 0.3 else x
+)
 mixing("ghost batch norm", lambda m, x: torch.cat([p - p.mean(0) for p in x.split(2)]))
 
 
@@ -122,15 +130,16 @@ class Running(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 2, 3)).view(-1, 1, 1).to(self.mean)
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 2, 3)).view(-1, 1, 1).to(
+                self.mean
+            )
         return x - self.mean if self.used else x
 
 
 class Remembers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.largest = 0.0
-        self.history: list[float] = [0.0]
+        self.history: list[float] = []
 
     def forward(self, x: Tensor) -> Tensor:
         self.history.append(float(x.detach().abs().max()))
@@ -164,5 +173,3 @@ def wrong_rows() -> nn.Module:
 
 
 MIXING["mean of the outputs"] = wrong_rows
-
-assert SHAPE == (3, 8, 8)

@@ -1,0 +1,210 @@
+"""The engine: which method it takes, what its checks leave behind, and what it never does."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from sound_models import CLASSES, SHAPE, SOUND
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from sfumato.errors import UserError
+from sfumato.privacy import PerExample, one_at_a_time
+from sfumato.privacy.probe import errors
+from sfumato.privacy.state import Snapshot
+
+X = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(6) % CLASSES
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, CLASSES)
+    )
+
+
+def worst(engine: PerExample, x: Tensor = X, y: Tensor = Y) -> float:
+    return max(errors(engine(x, y), one_at_a_time(engine.model, x, y)).values())
+
+
+def test_checks_leave_no_trace() -> None:
+    """Random states, modes, buffers and gradients are as before."""
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)), nn.Dropout(0.5), nn.Flatten(),
+        nn.Linear(144, CLASSES),
+    )  # fmt: skip
+    net[3].eval()
+    modes = [m.training for m in net.modules()]
+    twice = PerExample(net)
+    before = Snapshot(net)
+    torch_state, python_state, numpy_state = (
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state()[1].copy(),
+    )
+    twice._method_for(X, Y)
+    assert before.first_difference(Snapshot(net)) is None
+    assert torch.equal(torch_state, torch.get_rng_state())
+    assert python_state == random.getstate()
+    assert (numpy_state == np.random.get_state()[1]).all()
+    assert [m.training for m in net.modules()] == modes
+    assert all(p.grad is None for p in net.parameters())
+    assert all("forward" not in m.__dict__ for m in net.modules())
+
+
+@pytest.mark.parametrize("method", ["layers", "loop"])
+def test_one_pass_advances_the_model_s_own_state_once(method: str) -> None:
+    build, _ = SOUND["counts_calls"]
+    net = build()
+    calls = next(net.buffers())
+    engine = PerExample(net)
+    engine._method_for(X, Y)
+    assert calls == 0
+    engine._run(method, X, Y)
+    assert calls == 1
+
+
+def test_targets_of_the_batch_are_not_used_by_the_checks(model: nn.Module) -> None:
+    seen: list[Tensor] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(targets)
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    impossible = torch.full((6,), 99)
+    PerExample(model, loss=loss)._method_for(torch.full_like(X, float("nan")), impossible)
+    assert seen and all(int(t.max()) < CLASSES for t in seen)
+
+
+def test_inputs_are_not_used_by_the_checks(model: nn.Module) -> None:
+    calls: list[Tensor] = []
+    model.register_forward_pre_hook(lambda _, args: calls.append(args[0].detach().clone()))
+    PerExample(model)._method_for(X, Y)
+    assert calls
+    assert not any(bool((row == X.flatten(1)).all(1).any()) for c in calls for row in c.flatten(1))
+
+
+def test_method_belongs_to_the_shape() -> None:
+    """One engine, two shapes that need different methods, in turns."""
+
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.out = nn.Linear(4, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[-1] == 8:
+                return self.out(self.conv(x).mean((2, 3)))
+            return torch.stack(
+                [self.out(self.conv(r[None]).mean((2, 3)))[0] for r in x if r.sum() < 9e9]
+            )
+
+    engine = PerExample(Picky())
+    wide = torch.rand(6, 3, 8, 10)
+    for _ in range(2):
+        assert worst(engine) < 1e-4 and engine.method == "layers"
+        assert worst(engine, wide) < 1e-4 and engine.method == "loop"
+
+
+def test_freezing_and_thawing(model: nn.Module) -> None:
+    engine = PerExample(model)
+    assert worst(engine) < 1e-4
+    model[0].requires_grad_(False)
+    assert engine(X, Y).names == ("3.weight", "3.bias") and worst(engine) < 1e-4
+    model[0].requires_grad_(True)
+    assert len(engine(X, Y).names) == 4 and worst(engine) < 1e-4
+    model.requires_grad_(False)
+    assert engine(X, Y).names == ()
+
+
+def test_rare_branch_falls_back_while_running() -> None:
+    """A layer that sees only some rows, but all of them in the checks."""
+
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(192, CLASSES), nn.Linear(192, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.flatten(1)
+            if bool((flat[:, 0] < 50).all()):
+                return self.a(flat)
+            chosen = flat[:, 0] < 50
+            out = flat.new_zeros(len(flat), CLASSES)
+            out[chosen], out[~chosen] = self.a(flat[chosen]), self.b(flat[~chosen])
+            return out
+
+    engine = PerExample(Routed())
+    x = X.clone()
+    x[2, 0, 0, 0] = 60
+    ours = engine(x, Y)
+    assert max(errors(ours, one_at_a_time(engine.model, x, Y)).values()) < 1e-4
+
+
+def test_wrong_number_of_rows(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="need 12 rows, not 6"):
+        PerExample(model, views=2)(X, Y)
+
+
+def test_out_of_memory_is_not_a_reason_for_another_method(model: nn.Module) -> None:
+    class Hungry(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 5 and x.requires_grad:
+                raise torch.OutOfMemoryError("not enough memory")
+            return x
+
+    net = nn.Sequential(model[0], Hungry(), *model[1:])
+    engine = PerExample(net)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine(X, Y)
+    assert worst(engine, X[:3], Y[:3]) < 1e-4 and engine.method == "layers"
+
+
+def test_broken_model_is_reported_as_it_breaks() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(7, CLASSES))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        PerExample(net)(X, Y)
+
+
+def test_without_checks_the_layers_rule(model: nn.Module) -> None:
+    engine = PerExample(model, check=False)
+    assert worst(engine) < 1e-4 and engine.method == "layers"
+    bad = nn.Sequential(model, nn.BatchNorm1d(CLASSES))
+    with pytest.raises(UserError, match="BatchNorm1d"):
+        PerExample(bad, check=False)
+
+
+def test_a_wrong_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
+    """Sabotage the rule for convolutions: the engine must notice and take another method."""
+    from sfumato.privacy import layers
+
+    right = layers.conv_weight_gradients
+    monkeypatch.setattr(layers, "conv_weight_gradients", lambda *a, **k: right(*a, **k) * 1.001)
+    engine = PerExample(model)
+    assert worst(engine) < 1e-4
+    assert (
+        engine.method == "torch.func"
+        and "differ from the reference" in engine.passed_over["layers"]
+    )
+
+
+def test_a_leaking_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
+    from sfumato.privacy import layers
+
+    right = layers.conv_weight_gradients
+
+    def leaky(*args, **kwargs) -> Tensor:
+        found = right(*args, **kwargs)
+        return found + 1e-9 * found.mean(0)
+
+    monkeypatch.setattr(layers, "conv_weight_gradients", leaky)
+    engine = PerExample(model)
+    engine(X, Y)
+    assert engine.method == "torch.func" and "moves the gradients" in engine.passed_over["layers"]

@@ -1,0 +1,237 @@
+"""The mechanism as one object: accumulate, release, account."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import UserError
+from sfumato.privacy import (
+    Flat,
+    GaussianNoise,
+    PoissonSampler,
+    PrivateGradients,
+    Randomness,
+    Step,
+    Unclipped,
+    one_at_a_time,
+    physical_batches,
+)
+
+X = torch.randn(10, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(10) % 4
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(80, 4))
+
+
+def private(model: nn.Module, **changes) -> PrivateGradients:
+    settings = {
+        "sampler": PoissonSampler(100, 8),
+        "clipping": Flat(0.5),
+        "noise": GaussianNoise(0.0),
+    }
+    return PrivateGradients(model, **(settings | changes))
+
+
+def grads(model: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def test_release_is_the_clipped_sum_over_the_expected_batch(model: nn.Module) -> None:
+    mechanism = private(model)
+    mechanism.accumulate(X, Y)
+    mechanism.release()
+    reference = one_at_a_time(model, X, Y)
+    factor = (0.5 / reference.squared_norms().sum(1).sqrt()).clamp(max=1).float()
+    for got, tensor in zip(grads(model), reference.tensors, strict=True):
+        assert tensor is not None
+        assert torch.allclose(got, torch.tensordot(factor, tensor, 1) / 8, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 10, 16])
+def test_physical_batches_do_not_change_the_sum(model: nn.Module, size: int) -> None:
+    mechanism = private(model)
+    mechanism.accumulate(X, Y)
+    whole_statistics = mechanism.release()
+    whole = grads(model)
+    seen = []
+    for part in physical_batches(torch.arange(10), size):
+        assert len(part.indices) == len(part.weights) == size
+        seen += part.indices[part.weights > 0].tolist()
+        mechanism.accumulate(X[part.indices], Y[part.indices], part.weights)
+    statistics = mechanism.release()
+    assert seen == list(range(10))
+    for a, b in zip(whole, grads(model), strict=True):
+        assert torch.allclose(a, b, atol=1e-7)
+    assert statistics.examples == 10 and statistics.clipped == whole_statistics.clipped
+    assert statistics.loss == pytest.approx(whole_statistics.loss, rel=1e-5)
+    assert statistics.correct == whole_statistics.correct
+
+
+def test_physical_batches_start_anywhere() -> None:
+    parts = list(physical_batches(torch.arange(10), 4, start=6))
+    assert [p.start for p in parts] == [6] and parts[0].drawn == 4
+    with pytest.raises(UserError, match="at least one"):
+        list(physical_batches(torch.arange(3), 0))
+
+
+def test_views_are_averaged_before_clipping(model: nn.Module) -> None:
+    views = X.repeat_interleave(3, 0) + 0.3 * torch.randn(30, 3, 6, 6)
+    mechanism = private(model, views=3)
+    mechanism.accumulate(views, Y)
+    statistics = mechanism.release()
+    alone = [one_at_a_time(model, views[3 * i : 3 * i + 3], Y[i].repeat(3)) for i in range(10)]
+    means = [torch.cat([t.mean(0).flatten() for t in g.tensors if t is not None]) for g in alone]
+    wanted = sum(m * min(1.0, 0.5 / float(m.norm())) for m in means) / 8
+    got = torch.cat([g.flatten() for g in grads(model)])
+    assert torch.allclose(got, wanted, rtol=1e-3, atol=1e-6)
+    assert statistics.examples == 10
+
+
+def test_history_records_events_as_they_happen(model: nn.Module) -> None:
+    mechanism = private(model, noise=GaussianNoise(2.0))
+    seen: list[Step] = []
+    assert mechanism.history == [] and mechanism.epsilon(delta=1e-5) == 0
+    for _ in range(3):
+        mechanism.release(before=seen.append)
+    before = mechanism.epsilon(delta=1e-5)
+    mechanism.noise = GaussianNoise(50.0)
+    mechanism.release(before=seen.append)
+    assert mechanism.history == [Step(0.08, 2.0, 3), Step(0.08, 50.0, 1)]
+    assert mechanism.released == 4 and seen == [Step(0.08, 2.0)] * 3 + [Step(0.08, 50.0)]
+    assert mechanism.epsilon(delta=1e-5) >= before > 0
+
+
+def test_history_of_a_resumed_run(model: nn.Module) -> None:
+    mechanism = private(model, noise=GaussianNoise(2.0))
+    mechanism.released = 5
+    mechanism.release()
+    assert mechanism.history == [Step(0.08, 2.0, 6)]
+    other = private(model, noise=GaussianNoise(2.0))
+    other.history = mechanism.history
+    assert other.epsilon(delta=1e-5) == mechanism.epsilon(delta=1e-5)
+
+
+def test_nothing_is_released_if_the_ledger_fails(model: nn.Module) -> None:
+    mechanism = private(model, noise=GaussianNoise(1.0))
+    mechanism.accumulate(X, Y)
+
+    def full_disk(step: Step) -> None:
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        mechanism.release(before=full_disk)
+    assert mechanism.released == 0 and not grads(model)
+    mechanism.release()
+    assert mechanism.released == 1
+
+
+def test_same_generator_same_release(model: nn.Module) -> None:
+    mechanism = private(model, noise=GaussianNoise(1.0))
+    releases = []
+    for _ in range(2):
+        mechanism.accumulate(X, Y)
+        mechanism.release(generator=Randomness.from_seed(1).generator(4, "noise"))
+        releases.append(grads(model))
+    assert all(torch.equal(a, b) for a, b in zip(*releases, strict=True))
+
+
+def test_discard_forgets(model: nn.Module) -> None:
+    mechanism = private(model)
+    mechanism.accumulate(X, Y)
+    mechanism.discard()
+    assert mechanism.release().examples == 0
+    assert not any(bool(g.any()) for g in grads(model))
+
+
+def test_a_failed_batch_adds_nothing(model: nn.Module) -> None:
+    mechanism = private(model)
+    mechanism.accumulate(X, Y)
+    with pytest.raises(ValueError, match="targets"):
+        mechanism.accumulate(X, Y[:3])
+    with pytest.raises(ValueError, match="weights"):
+        mechanism.accumulate(X, Y, torch.ones(1))
+    with pytest.raises(Exception, match="out of bounds"):
+        mechanism.accumulate(X, Y + 10)
+    assert mechanism.release().examples == 10
+
+
+def test_weights_only_say_who_was_drawn(model: nn.Module) -> None:
+    """A weight above one must not raise the sensitivity."""
+    mechanism = private(model)
+    mechanism.accumulate(X[:1], Y[:1], torch.tensor([7.0]))
+    assert mechanism.release().examples == 1
+    norm = torch.cat([g.flatten() for g in grads(model)]).norm() * 8
+    assert float(norm) <= 0.5
+
+
+def test_frozen_between_accumulate_and_release(model: nn.Module) -> None:
+    mechanism = private(model)
+    mechanism.accumulate(X, Y)
+    model[0].requires_grad_(False)
+    with pytest.raises(RuntimeError, match="frozen"):
+        mechanism.release()
+    mechanism.discard()
+    mechanism.accumulate(X, Y)
+    mechanism.release()
+    assert model[3].weight.grad is not None
+
+
+def test_not_clipped_means_no_noise(model: nn.Module) -> None:
+    with pytest.raises(UserError, match="not clipped"):
+        private(model, clipping=Unclipped(), noise=GaussianNoise(1.0))
+    mechanism = private(model, clipping=Unclipped())
+    mechanism.accumulate(X, Y)
+    mechanism.release()
+    plain = torch.autograd.grad(
+        nn.functional.cross_entropy(model(X), Y, reduction="sum"), list(model.parameters())
+    )
+    for a, b in zip(grads(model), plain, strict=True):
+        assert torch.allclose(a * 8, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Flat(0.0),
+        lambda: Flat(float("nan")),
+        lambda: Flat(float("inf")),
+        lambda: GaussianNoise(-1.0),
+        lambda: GaussianNoise(float("inf")),
+        lambda: PoissonSampler(0, 1),
+        lambda: PoissonSampler(10, 0),
+        lambda: PoissonSampler(10, 11),
+        lambda: PoissonSampler(10, float("nan")),
+    ],
+)
+def test_impossible_settings_are_refused(make) -> None:
+    with pytest.raises(UserError):
+        make()
+
+
+def test_soft_targets_and_own_loss() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
+    targets = torch.softmax(torch.randn(10, 4), 1)
+
+    def loss(outputs: Tensor, wanted: Tensor) -> Tensor:
+        return -(wanted * outputs.log_softmax(1)).sum(1)
+
+    mechanism = private(model, loss=loss)
+    mechanism.accumulate(X, targets)
+    assert mechanism.release().examples == 10
+
+
+def test_mean_loss_is_refused(model: nn.Module) -> None:
+    with pytest.raises(UserError, match="reduction='none'"):
+        private(model, loss=nn.functional.cross_entropy).accumulate(X, Y)
+
+
+def test_no_views_is_refused(model: nn.Module) -> None:
+    with pytest.raises(UserError, match="at least one view"):
+        private(model, views=0)
