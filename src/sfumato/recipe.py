@@ -107,6 +107,32 @@ class Privacy:
     noise_multiplier: float | None = _setting(
         None, "sigma; solved for from epsilon, batch and steps if unset", above=0
     )
+    clipping: str = _setting(
+        "flat",
+        "how gradients are shortened; see `docs/methods.md`",
+        choices=(
+            "flat", "normalised", "automatic", "per-layer", "group-wise", "adaptive",
+            "adaptive-per-layer",
+        ),
+    )  # fmt: skip
+    gamma: float = _setting(0.01, "for automatic: g / (norm + gamma)", least=1e-12)
+    split: str = _setting(
+        "uniform", "how C is split among layers or groups", choices=("uniform", "dimension")
+    )
+    groups: list[str] = _setting(  # noqa: RUF009
+        [], "for group-wise: name patterns, such as stage1.*, one per group"
+    )
+    quantile: float = _setting(0.5, "for adaptive: part of norms that C lets be", above=0, below=1)
+    clip_lr: float = _setting(0.2, "for adaptive: how fast C moves", above=0, most=10)
+    count_noise: float | None = _setting(
+        None, "for adaptive: noise on the count of norms; a twentieth of the batch if unset", above=0
+    )
+    clip_decay: float = _setting(
+        1.0, "C at the first step over C at the last (Dynamic DP-SGD)", least=0.01, most=100
+    )
+    noise_decay: float = _setting(
+        1.0, "sigma at the first step over sigma at the last (Dynamic DP-SGD)", least=0.01, most=100
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +146,23 @@ class Optimizer:
     beta1: float = _setting(0.9, "for adam, adamw and nadam", least=0, below=1)
     beta2: float = _setting(0.999, "for adam, adamw and nadam", least=0, below=1)
     weight_decay: float = _setting(0.0, "L2 penalty (decoupled for adamw)", least=0)
-    schedule: str = _setting("constant", "learning rate over time", choices=("constant", "cosine"))
+    schedule: str = _setting(
+        "constant",
+        "learning rate over time",
+        choices=("constant", "linear", "cosine", "step", "plateau"),
+    )
     warmup: int = _setting(0, "steps over which the learning rate rises from 0", least=0)
+    decay: float = _setting(0.5, "factor of step and plateau", above=0, below=1)
+    decay_epochs: float = _setting(1.0, "for step: epochs between factors", above=0)
+    decay_steps: int | None = _setting(None, "for step: steps between factors, instead", least=1)
+    patience: float = _setting(
+        2.0, "for plateau: epochs without a better validation result", above=0
+    )
+    monitor: str = _setting(
+        "accuracy",
+        "validation result that plateau and early_stop watch",
+        choices=("accuracy", "loss"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +191,22 @@ class Training:
     steps: int | None = _setting(None, "number of steps; 100 if epochs is unset too", least=1)
     epochs: float | None = _setting(None, "passes over the training set, instead of steps", above=0)
     views: int = _setting(1, "K, augmented views per example", least=1)
-    average: float = _setting(0.0, "decay of the averaged weights; 0 for none", least=0, below=1)
+    clean_view: bool = _setting(False, "one of the K views is the image as it is")
+    self_mix: int = _setting(0, "further views, each a mixture of two of the K", least=0)
+    mix_alpha: float = _setting(0.2, "mixtures have shares from Beta(alpha, alpha)", above=0)
+    average: float = _setting(
+        0.0, "averaged weights: decay of ema, or fraction of steps for tail; 0 for none",
+        least=0, below=1,
+    )  # fmt: skip
+    average_kind: str = _setting(
+        "ema", "exponential average, or plain mean over the last steps", choices=("ema", "tail")
+    )
+    early_stop: float | None = _setting(
+        None, "stop after this many epochs without a better validation result", above=0
+    )
+    diverged: float | None = _setting(
+        None, "give up when the mean loss of a batch exceeds this", above=0
+    )
     seed: int | None = _setting(
         None, "makes a run repeatable, noise and all; fresh randomness if unset", least=0
     )
@@ -351,6 +407,7 @@ def _check_together(recipe: Recipe) -> None:
             "data.public = true declares that the training images need no privacy, for a run with "
             "privacy.enabled = false (`sfumato pretrain`). Leave it out of a private run."
         )
+    _check_methods(recipe)
     start = recipe.start
     about_source = start.public or start.reset is not None or start.same_data is not None
     if about_source and not start.source:
@@ -358,6 +415,23 @@ def _check_together(recipe: Recipe) -> None:
             "start.reset, start.public and start.same_data are about the weights that a run starts "
             "from: name them in start.source."
         )
+
+
+def _check_methods(recipe: Recipe) -> None:
+    p, t = recipe.privacy, recipe.training
+    if (p.clipping == "group-wise") != bool(p.groups):
+        raise UserError(
+            "privacy.clipping = 'group-wise' and privacy.groups (name patterns) go together: give "
+            "both, or neither."
+        )
+    if p.clip_decay != 1 and p.clipping.startswith(("adaptive", "automatic")):
+        raise UserError(
+            f"privacy.clip_decay lowers C by a plan, but privacy.clipping = '{p.clipping}' "
+            f"{'has no C' if p.clipping == 'automatic' else 'finds C by itself'}: choose one."
+        )
+    if t.views < 2 and (t.clean_view or t.self_mix):
+        name = "training.clean_view" if t.clean_view else "training.self_mix"
+        raise UserError(f"{name} needs training.views of at least 2.")
 
 
 def loads(text: str, *, where: str) -> Recipe:

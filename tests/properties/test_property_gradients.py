@@ -151,15 +151,16 @@ def reparametrised(draw: st.DrawFn) -> Made:
     return parametrizations.weight_norm(layer), shape
 
 
-layers = st.one_of(
-    convolutions(),
-    convolutions(dims=1),
-    transposed(),
-    linears(),
-    norms(),
-    others(),
-    reparametrised(),
-)
+LAYERS = {
+    "convolution": (convolutions(), 120),
+    "convolution in one dimension": (convolutions(dims=1), 40),
+    "transposed convolution": (transposed(), 50),
+    "linear": (linears(), 20),
+    "norm": (norms(), 40),
+    "by torch.func": (others(), 15),
+    "reparametrised": (reparametrised(), 30),
+}
+any_layer = st.one_of(*(strategy for strategy, _ in LAYERS.values()))
 
 
 class Case(nn.Module):

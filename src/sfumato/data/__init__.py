@@ -17,6 +17,7 @@ from sfumato.data.loading import load
 if TYPE_CHECKING:
     from sfumato.data.augment import Augment, AugmentParameters
     from sfumato.data.store import ImageStore
+    from sfumato.data.views import ViewParameters, Views
 
 __all__ = [
     "Augment",
@@ -24,6 +25,8 @@ __all__ = [
     "Dataset",
     "ImageSet",
     "ImageStore",
+    "ViewParameters",
+    "Views",
     "load",
     "names",
 ]
@@ -35,6 +38,10 @@ def __getattr__(name: str) -> Any:
         from sfumato.data import augment
 
         return getattr(augment, name)
+    if name in ("ViewParameters", "Views"):
+        from sfumato.data import views
+
+        return getattr(views, name)
     if name == "ImageStore":
         from sfumato.data.store import ImageStore
 

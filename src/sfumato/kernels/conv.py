@@ -1,13 +1,13 @@
 """Per-example weight gradients of a convolution, contracted over views and positions.
 
-The definition, for examples b, filter taps (i, j), output channels o and input channels c:
+The definition, for examples b, output channels o, filter taps (i, j) and input channels c:
 
-    G[b, i, j, o, c] = sum over views v and output positions (h, w) of
+    G[b, o, i, j, c] = sum over views v and output positions (h, w) of
                        d[b, v, o, h, w] * x[b, v, c, h * stride + i * dilation - padding, ...]
 
-`sfumato.privacy.layers` computes it in plain PyTorch. Here it is an implicit matrix product: nothing is
-unfolded, the nine taps of a 3x3 filter share the loads of `d`, products are taken in the inputs' precision
-and accumulated in float32.
+`sfumato.privacy.filters` computes it in plain PyTorch. Here it is an implicit matrix product for each
+example, (out, views * positions) by (views * positions, taps * in): nothing is unfolded, products are taken
+in the inputs' precision and accumulated in float32.
 """
 
 from __future__ import annotations
@@ -23,127 +23,57 @@ Pair = tuple[int, int]
 
 
 @triton.jit
-def _x_tile(x, image, row, column, live, channels, c, c_live, H, W, C):  # type: ignore[no-untyped-def]
-    """Input pixels at `(image, row, column)` for a tile of channels; zeros outside the image."""
-    inside = live & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    offset = ((image * H + row) * W + column) * C
-    return tl.load(
-        x + offset[:, None] + c[None, :], mask=inside[:, None] & c_live[None, :], other=0.0
-    )
-
-
-@triton.jit
-def _three_by_three(  # type: ignore[no-untyped-def]
+def _kernel(  # type: ignore[no-untyped-def]
     x, d, out,
-    H, W, C, HO, WO, O, positions, views,
-    stride_h, stride_w, pad_h, pad_w, dil_h, dil_w,
-    BO: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    WO: tl.constexpr, O: tl.constexpr, POSITIONS: tl.constexpr, VIEWS: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, KW: tl.constexpr, N: tl.constexpr,
+    BO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """All nine taps of a (BO, BC) tile of one example's gradient."""
-    example = tl.program_id(0)
-    tiles_c = tl.cdiv(C, BC)
-    o = (tl.program_id(1) // tiles_c) * BO + tl.arange(0, BO)
-    c = (tl.program_id(1) % tiles_c) * BC + tl.arange(0, BC)
-    o_live, c_live = o < O, c < C
-    a0 = tl.zeros((BO, BC), tl.float32)
-    a1 = tl.zeros((BO, BC), tl.float32)
-    a2 = tl.zeros((BO, BC), tl.float32)
-    a3 = tl.zeros((BO, BC), tl.float32)
-    a4 = tl.zeros((BO, BC), tl.float32)
-    a5 = tl.zeros((BO, BC), tl.float32)
-    a6 = tl.zeros((BO, BC), tl.float32)
-    a7 = tl.zeros((BO, BC), tl.float32)
-    a8 = tl.zeros((BO, BC), tl.float32)
-    first = example.to(tl.int64) * views
-    for start in range(0, views * positions, BT):
+    """A (BO, BN) tile of one example's gradient; columns run over taps, then input channels."""
+    tiles_n: tl.constexpr = (N + BN - 1) // BN
+    example = tl.program_id(0).to(tl.int64)
+    o = (tl.program_id(1) // tiles_n) * BO + tl.arange(0, BO)
+    n = (tl.program_id(1) % tiles_n) * BN + tl.arange(0, BN)
+    tap = n // C
+    down = (tap // KW) * DIL_H - PAD_H
+    right = (tap % KW) * DIL_W - PAD_W
+    across = (down * W + right) * C + n % C
+    x += example * VIEWS * H * W * C
+    d += example * VIEWS * POSITIONS * O
+    total = tl.zeros((BO, BN), tl.float32)
+    for start in range(0, VIEWS * POSITIONS, BT):
         t = start + tl.arange(0, BT)
-        live = t < views * positions
-        image = first + t // positions
-        place = t % positions
-        row = (place // WO) * stride_h - pad_h
-        column = (place % WO) * stride_w - pad_w
+        place = t % POSITIONS
+        row = (place // WO) * STRIDE_H
+        column = (place % WO) * STRIDE_W
+        pixel = (((t // POSITIONS) * H + row) * W + column) * C
+        live = t < VIEWS * POSITIONS
         grads = tl.load(
-            d + (first * positions + t)[:, None] * O + o[None, :],
-            mask=live[:, None] & o_live[None, :],
+            d + t[:, None] * O + o[None, :], mask=live[:, None] & (o < O)[None, :], other=0.0
+        )
+        r = row[:, None] + down[None, :]
+        s = column[:, None] + right[None, :]
+        inside = (r >= 0) & (r < H) & (s >= 0) & (s < W)
+        tile = tl.load(
+            x + pixel[:, None] + across[None, :],
+            mask=inside & live[:, None] & (n < N)[None, :],
             other=0.0,
         )
-        g = tl.trans(grads)
-        r1, r2 = row + dil_h, row + 2 * dil_h
-        c1, c2 = column + dil_w, column + 2 * dil_w
-        a0 = tl.dot(g, _x_tile(x, image, row, column, live, C, c, c_live, H, W, C), a0)
-        a1 = tl.dot(g, _x_tile(x, image, row, c1, live, C, c, c_live, H, W, C), a1)
-        a2 = tl.dot(g, _x_tile(x, image, row, c2, live, C, c, c_live, H, W, C), a2)
-        a3 = tl.dot(g, _x_tile(x, image, r1, column, live, C, c, c_live, H, W, C), a3)
-        a4 = tl.dot(g, _x_tile(x, image, r1, c1, live, C, c, c_live, H, W, C), a4)
-        a5 = tl.dot(g, _x_tile(x, image, r1, c2, live, C, c, c_live, H, W, C), a5)
-        a6 = tl.dot(g, _x_tile(x, image, r2, column, live, C, c, c_live, H, W, C), a6)
-        a7 = tl.dot(g, _x_tile(x, image, r2, c1, live, C, c, c_live, H, W, C), a7)
-        a8 = tl.dot(g, _x_tile(x, image, r2, c2, live, C, c, c_live, H, W, C), a8)
-    tap = O * C
-    base = out + example.to(tl.int64) * 9 * tap + o[:, None] * C + c[None, :]
-    keep = o_live[:, None] & c_live[None, :]
-    kind = out.dtype.element_ty
-    tl.store(base, a0.to(kind), mask=keep)
-    tl.store(base + tap, a1.to(kind), mask=keep)
-    tl.store(base + 2 * tap, a2.to(kind), mask=keep)
-    tl.store(base + 3 * tap, a3.to(kind), mask=keep)
-    tl.store(base + 4 * tap, a4.to(kind), mask=keep)
-    tl.store(base + 5 * tap, a5.to(kind), mask=keep)
-    tl.store(base + 6 * tap, a6.to(kind), mask=keep)
-    tl.store(base + 7 * tap, a7.to(kind), mask=keep)
-    tl.store(base + 8 * tap, a8.to(kind), mask=keep)
+        total = tl.dot(tl.trans(grads), tile, total)
+    where = out + example * O * N + o[:, None] * N + n[None, :]
+    keep = (o < O)[:, None] & (n < N)[None, :]
+    tl.store(where, total.to(out.dtype.element_ty), mask=keep)
 
 
-@triton.jit
-def _one_tap(  # type: ignore[no-untyped-def]
-    x, d, out,
-    H, W, C, HO, WO, O, positions, views,
-    stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, KW, TAPS,
-    BO: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """One tap of a (BO, BC) tile of one example's gradient, for filters of any other shape."""
-    example = tl.program_id(0)
-    tap = tl.program_id(2)
-    tiles_c = tl.cdiv(C, BC)
-    o = (tl.program_id(1) // tiles_c) * BO + tl.arange(0, BO)
-    c = (tl.program_id(1) % tiles_c) * BC + tl.arange(0, BC)
-    o_live, c_live = o < O, c < C
-    acc = tl.zeros((BO, BC), tl.float32)
-    first = example.to(tl.int64) * views
-    for start in range(0, views * positions, BT):
-        t = start + tl.arange(0, BT)
-        live = t < views * positions
-        place = t % positions
-        row = (place // WO) * stride_h - pad_h + (tap // KW) * dil_h
-        column = (place % WO) * stride_w - pad_w + (tap % KW) * dil_w
-        grads = tl.load(
-            d + (first * positions + t)[:, None] * O + o[None, :],
-            mask=live[:, None] & o_live[None, :],
-            other=0.0,
-        )
-        image = first + t // positions
-        tile = _x_tile(x, image, row, column, live, C, c, c_live, H, W, C)
-        acc = tl.dot(tl.trans(grads), tile, acc)
-    base = (example.to(tl.int64) * TAPS + tap) * O * C
-    where = out + base + o[:, None] * C + c[None, :]
-    tl.store(where, acc.to(out.dtype.element_ty), mask=o_live[:, None] & c_live[None, :])
-
-
-def _tiles(channels: int, out: int, three: bool) -> dict[str, int]:
+def _tiles(columns: int, out: int, length: int) -> dict[str, int]:
     """Tile sizes and warps, chosen on an H200."""
-    bc = 16 if channels <= 16 else 32 if channels <= 32 or three else 64
     bo = 16 if out <= 16 else 32 if out <= 32 else 64 if out <= 64 else 128
-    return {"BO": bo, "BC": bc, "BT": 64, "num_warps": 8 if bo == 128 else 4, "num_stages": 3}
-
-
-def supported(x: Tensor, d: Tensor, groups: int) -> bool:
-    """Whether the kernel takes these inputs."""
-    return (
-        x.is_cuda
-        and groups == 1
-        and x.dtype == d.dtype
-        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    )
+    bn = 32 if columns <= 32 else 64 if columns <= 64 else 128
+    bt = 32 if length <= 32 else 64
+    return {"BO": bo, "BN": bn, "BT": bt, "num_warps": 8 if bo == 128 else 4, "num_stages": 3}
 
 
 def conv_weight_gradients(
@@ -156,24 +86,49 @@ def conv_weight_gradients(
     views: int,
     tiles: dict[str, int] | None = None,
 ) -> Tensor:
-    """`(examples, kh, kw, out, in)` gradients, in the precision of the inputs."""
+    """`(examples, out, kh, kw, in)` gradients, in the precision of the inputs."""
     rows, channels, height, width = x.shape
     _, out, height_out, width_out = d.shape
     examples = rows // views
     x = x.contiguous(memory_format=torch.channels_last)
     d = d.contiguous(memory_format=torch.channels_last)
     kh, kw = kernel
-    grads = torch.empty((examples, kh, kw, out, channels), dtype=x.dtype, device=x.device)
-    three = kernel == (3, 3)
-    chosen = tiles or _tiles(channels, out, three)
-    shape = (height, width, channels, height_out, width_out, out, height_out * width_out, views)
-    geometry = (*stride, *padding, *dilation)
-    blocks = triton.cdiv(out, chosen["BO"]) * triton.cdiv(channels, chosen["BC"])
-    launch: Any
-    if three:
-        launch = _three_by_three[(examples, blocks)]
-        launch(x, d, grads, *shape, *geometry, **chosen)
-    else:
-        launch = _one_tap[(examples, blocks, kh * kw)]
-        launch(x, d, grads, *shape, *geometry, kw, kh * kw, **chosen)
+    columns, positions = kh * kw * channels, height_out * width_out
+    grads = torch.empty((examples, out, kh, kw, channels), dtype=x.dtype, device=x.device)
+    chosen = tiles or _tiles(columns, out, views * positions)
+    blocks = triton.cdiv(out, chosen["BO"]) * triton.cdiv(columns, chosen["BN"])
+    launch: Any = _kernel[(examples, blocks)]
+    launch(
+        x, d, grads, height, width, channels, width_out, out, positions, views,
+        *stride, *padding, *dilation, kw, columns, **chosen,
+    )  # fmt: skip
     return grads
+
+
+@torch.library.custom_op(
+    "sfumato::conv_weight_gradients", mutates_args=(), tags=(torch.Tag.needs_exact_strides,)
+)
+def _operator(
+    x: Tensor,
+    d: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    views: int,
+) -> Tensor:
+    pairs = ((a[0], a[1]) for a in (kernel, stride, padding, dilation))
+    return conv_weight_gradients(x, d, *pairs, views)
+
+
+@_operator.register_fake
+def _shape(
+    x: Tensor,
+    d: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    views: int,
+) -> Tensor:
+    return x.new_empty(x.shape[0] // views, d.shape[1], *kernel, x.shape[1])

@@ -130,6 +130,10 @@ class FieldBias(nn.Module):
         """One shift per field to one per channel."""
         return (shifts.unsqueeze(-1) * self.direction).flatten(-2)
 
+    def pullback(self, shifts: Tensor, gradient: Tensor) -> Tensor:
+        """Gradients `(..., channels)` of the bias as gradients `(..., *shifts.shape)`."""
+        return torch.unflatten(gradient, -1, (-1, len(self.direction))) @ self.direction
+
     def right_inverse(self, bias: Tensor) -> Tensor:
         """The nearest invariant bias."""
         return torch.unflatten(bias, -1, (-1, len(self.direction))) @ self.direction

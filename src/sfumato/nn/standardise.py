@@ -56,6 +56,29 @@ class WeightStandardisation(nn.Module):
             scale = scale * self.gain.unsqueeze(1)
         return (centred * scale).view_as(raw)
 
+    def pullback(self, raw: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+        """Gradients `(..., *raw.shape)` of the weight as gradients of the raw weight and the gain.
+
+        The transposed derivative of `forward` in closed form: linear in `gradient`, so it serves
+        one gradient, a sum, or a stack of per-example gradients alike.
+        """
+        g = gradient.flatten(-3)
+        flat = raw.flatten(1)
+        centred = flat - flat.mean(1, keepdim=True)
+        squares = centred.square().sum(1, keepdim=True)
+        along = (g * centred).sum(-1, keepdim=True)
+        if self.form == "de":
+            scale = squares.clamp_min(self.eps).rsqrt()
+            shrink = torch.where(squares > self.eps, scale.pow(3), 0.0)
+        else:
+            deviation = (squares / flat.shape[1]).clamp_min(_TINY).sqrt()
+            scale = 1 / (deviation + self.eps)
+            shrink = scale.square() / (deviation * flat.shape[1])
+        gain = 1.0 if self.gain is None else self.gain.unsqueeze(1)
+        own = gain * (scale * (g - g.mean(-1, keepdim=True)) - shrink * along * centred)
+        own = own.view(gradient.shape)
+        return (own,) if self.gain is None else (own, (scale * along).squeeze(-1))
+
     def extra_repr(self) -> str:
         """The form and its constants."""
         return f"form={self.form}, gain={self.gain is not None}, eps={self.eps}"

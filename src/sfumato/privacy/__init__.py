@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.privacy.accounting import Step, epsilon
+    from sfumato.privacy.adaptive import AdaptiveQuantile
     from sfumato.privacy.calibration import batch_for, noise_multiplier_for, steps_for
-    from sfumato.privacy.clipping import ClippingRule, Flat, Unclipped
+    from sfumato.privacy.clipping import (
+        Automatic,
+        ClippingRule,
+        Flat,
+        GroupWise,
+        Normalised,
+        Unclipped,
+    )
     from sfumato.privacy.gradients import Gradients, PerExample, cross_entropy
     from sfumato.privacy.mechanism import BatchStatistics, PrivateGradients
     from sfumato.privacy.noise import GaussianNoise, Randomness
@@ -22,11 +30,15 @@ if TYPE_CHECKING:
 _HOME = {
     "Step": "accounting",
     "epsilon": "accounting",
+    "AdaptiveQuantile": "adaptive",
     "batch_for": "calibration",
     "noise_multiplier_for": "calibration",
     "steps_for": "calibration",
+    "Automatic": "clipping",
     "ClippingRule": "clipping",
     "Flat": "clipping",
+    "GroupWise": "clipping",
+    "Normalised": "clipping",
     "Unclipped": "clipping",
     "Gradients": "gradients",
     "PerExample": "gradients",
@@ -43,11 +55,15 @@ _HOME = {
 }
 
 __all__ = [
+    "AdaptiveQuantile",
+    "Automatic",
     "BatchStatistics",
     "ClippingRule",
     "Flat",
     "GaussianNoise",
     "Gradients",
+    "GroupWise",
+    "Normalised",
     "PerExample",
     "PhysicalBatch",
     "PoissonSampler",

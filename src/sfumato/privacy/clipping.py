@@ -1,34 +1,106 @@
-"""Clipping rules: from the norms of an example's gradient to the weight it enters the sum with."""
+"""Clipping rules: from the norms of an example's gradient to the weight it enters the sum with.
+
+A rule is frozen. One that changes during a run (`sfumato.privacy.adaptive`) says what it would be
+after a release, and the mechanism takes that one from there on.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sfumato.errors import UserError
+from sfumato.errors import UserError, nearest
 
 MARGIN = 1e-5
 """Rounding head-room: examples are scaled to C·(1 − MARGIN), so C itself is never exceeded."""
 
+SMALLEST = 1e-12
+"""The smallest clipping norm and gamma: far below, float32 cannot hold what they scale."""
 
-class ClippingRule(Protocol):
-    """Turns squared norms per parameter into weights, and states its sensitivity."""
+SPLITS = ("uniform", "dimension")
+
+
+class ClippingRule(ABC):
+    """Turns squared norms per parameter into weights, and states its sensitivity.
+
+    An own rule defines `sensitivity` and `weights`; the rest has defaults for rules that treat all
+    parameters alike and never change.
+    """
 
     @property
+    @abstractmethod
     def sensitivity(self) -> float:
         """Bound on the norm of what one example adds to the sum."""
-        ...
 
+    @abstractmethod
     def weights(self, squared_norms: Tensor) -> Tensor:
         """Weights `(examples, parameters)` from squared norms of the same shape."""
-        ...
+
+    @property
+    def uniform(self) -> bool:
+        """Whether an example's weight is the same for all its parameters."""
+        return False
+
+    def bind(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> ClippingRule:
+        """The rule for these parameters, in the order of the columns of `squared_norms`."""
+        return self
+
+    def clipped(self, squared_norms: Tensor) -> Tensor:
+        """Which examples `(examples,)` are shortened."""
+        return (self.weights(squared_norms) < 1).any(1)
+
+    def gradient_noise(self, total: float) -> float:
+        """The noise multiplier left for the gradients if a whole release is to have `total`."""
+        return total
+
+    def observe(self, squared_norms: Tensor, drawn: Tensor) -> Tensor | None:
+        """A sum over drawn examples that the rule wants released with noise, if any."""
+        return None
+
+    @property
+    def observation_noise(self) -> float:
+        """Standard deviation of the noise on what `observe` returns."""
+        return 0.0
+
+    def after(self, noisy: Tensor, batch: float) -> ClippingRule:
+        """The rule after a release, given the noisy observation and the expected batch."""
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers that change from release to release; empty if nothing does."""
+        return {}
+
+    def restored(self, state: Mapping[str, Any]) -> ClippingRule:
+        """The rule in a state that `state` gave."""
+        return self
+
+    def describe(self) -> str:
+        """The rule in words, for people who read a privacy statement."""
+        return f"{type(self).__name__}, sensitivity {self.sensitivity:g}"
+
+
+def check_clip(clip: float) -> None:
+    """Refuse a clipping norm that is not a positive, finite number."""
+    if not SMALLEST <= clip < math.inf:
+        raise UserError(f"The clipping norm must be a positive number, not {clip}.")
+
+
+def alike(scale: Tensor, squared_norms: Tensor) -> Tensor:
+    """One weight per example for all its parameters, zero where a norm is not finite."""
+    finite = torch.isfinite(squared_norms.sum(1))
+    scale = torch.where(finite, scale, torch.zeros_like(scale))
+    return scale.unsqueeze(1).expand_as(squared_norms)
 
 
 @dataclass(frozen=True)
-class Flat:
+class Flat(ClippingRule):
     """Scale the whole gradient of an example to norm at most `clip` (Abadi et al., 2016).
 
     Guarantee: Whatever the gradients hold, the weighted gradient of one example has Euclidean norm
@@ -38,24 +110,187 @@ class Flat:
     clip: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip < float("inf"):
-            raise UserError(f"The clipping norm must be a positive number, not {self.clip}.")
+        check_clip(self.clip)
 
     @property
     def sensitivity(self) -> float:
         """The clipping norm."""
         return self.clip
 
+    @property
+    def uniform(self) -> bool:
+        """Yes."""
+        return True
+
     def weights(self, squared_norms: Tensor) -> Tensor:
         """`min(1, C / norm)`, the same for every parameter of an example."""
         norm = squared_norms.sum(1).sqrt()
-        scale = (self.clip * (1 - MARGIN) / norm).clamp(max=1)
-        scale = torch.where(torch.isfinite(norm), scale, torch.zeros_like(scale))
-        return scale.unsqueeze(1).expand_as(squared_norms)
+        return alike((self.clip * (1 - MARGIN) / norm).clamp(max=1), squared_norms)
+
+    def describe(self) -> str:
+        """In words."""
+        return f"each image's gradient scaled to norm at most C = {self.clip:g}"
 
 
 @dataclass(frozen=True)
-class Unclipped:
+class Normalised(ClippingRule):
+    """Clip to `clip` and divide by it: `g · min(1/C, 1/norm)` (De et al., 2022).
+
+    The update of a clipped example does not depend on C, so C and the learning rate can be chosen
+    apart from each other.
+
+    Guarantee: The weighted gradient of one example has Euclidean norm at most 1.
+    """
+
+    clip: float
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip)
+
+    @property
+    def sensitivity(self) -> float:
+        """One, whatever `clip` is."""
+        return 1.0
+
+    @property
+    def uniform(self) -> bool:
+        """Yes."""
+        return True
+
+    def weights(self, squared_norms: Tensor) -> Tensor:
+        """`1 / max(C, norm)`, the same for every parameter of an example."""
+        norm = squared_norms.sum(1).sqrt()
+        return alike((1 - MARGIN) / norm.clamp(min=self.clip), squared_norms)
+
+    def clipped(self, squared_norms: Tensor) -> Tensor:
+        """Those with a norm above C."""
+        return squared_norms.sum(1).sqrt() > self.clip
+
+    def describe(self) -> str:
+        """In words."""
+        return (
+            f"each image's gradient scaled to norm at most C = {self.clip:g} and divided by C, so "
+            "to norm at most 1"
+        )
+
+
+@dataclass(frozen=True)
+class Automatic(ClippingRule):
+    """Divide by the norm plus a little: `g / (norm + gamma)` (Bu et al., 2022). There is no C.
+
+    Guarantee: The weighted gradient of one example has Euclidean norm below 1.
+    """
+
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not SMALLEST <= self.gamma < math.inf:
+            raise UserError(f"gamma must be a positive number, not {self.gamma}; 0.01 is usual.")
+
+    @property
+    def sensitivity(self) -> float:
+        """One."""
+        return 1.0
+
+    @property
+    def uniform(self) -> bool:
+        """Yes."""
+        return True
+
+    def weights(self, squared_norms: Tensor) -> Tensor:
+        """`1 / (norm + gamma)`, the same for every parameter of an example."""
+        norm = squared_norms.sum(1).sqrt()
+        return alike((1 - MARGIN) / (norm + self.gamma), squared_norms)
+
+    def clipped(self, squared_norms: Tensor) -> Tensor:
+        """Those that come out shorter than they went in."""
+        return squared_norms.sum(1).sqrt() + self.gamma > 1
+
+    def describe(self) -> str:
+        """In words."""
+        return f"each image's gradient divided by its norm plus {self.gamma:g}, so to norm below 1"
+
+
+@dataclass(frozen=True)
+class GroupWise(ClippingRule):
+    """Clip groups of parameters apart, group i to C_i, where the sum of C_i² is C².
+
+    Attributes:
+        clip: C, the bound on the whole gradient.
+        split: `uniform` gives each of m groups C/√m; `dimension` gives a group with d of D
+            parameters C·√(d/D).
+        patterns: Name patterns such as `stage1.*`; a parameter is in the group of the first that
+            matches, and those that none matches are a group of their own. Without patterns each
+            layer (the module that owns the parameter) is a group.
+        given: Relative sizes of the C_i, one per group, instead of `split`.
+        groups: For each parameter its group; set by `bind`.
+        shares: C_i²/C² of each group; set by `bind`.
+
+    Guarantee: The part of one example's gradient in group i has norm at most C_i, so the whole has
+    norm at most C. An example with any norm that is not finite gets weight zero everywhere.
+    """
+
+    clip: float
+    split: str = "uniform"
+    patterns: tuple[str, ...] = ()
+    given: tuple[float, ...] = ()
+    groups: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip)
+        if self.split not in SPLITS:
+            raise UserError(
+                f"A clipping norm is split by {' or '.join(SPLITS)}, not '{self.split}'."
+                f"{nearest(self.split, SPLITS)}"
+            )
+        if any(not 0 < size < math.inf for size in self.given):
+            raise UserError(f"Clipping norms of groups must be positive, not {self.given}.")
+
+    @property
+    def sensitivity(self) -> float:
+        """The root of the sum of the C_i²: C, as far as rounding goes."""
+        return math.hypot(*self.limits) if self.shares else self.clip
+
+    @property
+    def uniform(self) -> bool:
+        """Only if there is a single group."""
+        return len(self.shares) == 1
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """The C_i."""
+        return tuple(self.clip * math.sqrt(share) for share in self.shares)
+
+    def bind(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> GroupWise:
+        """The rule for these parameters."""
+        groups = group_parameters(names, self.patterns)
+        shares = split_evenly(groups, shapes, self.split)
+        if self.given:
+            if len(self.given) != len(shares):
+                raise UserError(
+                    f"{len(self.given)} clipping norms were given for {len(shares)} groups of "
+                    "parameters: give one for each."
+                )
+            total = sum(size**2 for size in self.given)
+            shares = tuple(size**2 / total for size in self.given)
+        return replace(self, groups=groups, shares=shares)
+
+    def weights(self, squared_norms: Tensor) -> Tensor:
+        """`min(1, C_i / norm of the group)`."""
+        return weights_by_group(squared_norms, self.groups, self.limits)
+
+    def describe(self) -> str:
+        """In words."""
+        by = "group of parameters" if self.patterns else "layer"
+        return (
+            f"the part of each image's gradient in each {by} ({len(self.shares)} in all) scaled "
+            f"apart, so that the whole has norm at most C = {self.clip:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Unclipped(ClippingRule):
     """Let every finite gradient through as it is: for runs without privacy."""
 
     @property
@@ -63,7 +298,71 @@ class Unclipped:
         """Unbounded."""
         return float("inf")
 
+    @property
+    def uniform(self) -> bool:
+        """Yes."""
+        return True
+
     def weights(self, squared_norms: Tensor) -> Tensor:
         """One for every finite example."""
-        finite = torch.isfinite(squared_norms.sum(1))
-        return finite.to(squared_norms.dtype).unsqueeze(1).expand_as(squared_norms)
+        return alike(squared_norms.new_ones(squared_norms.shape[0]), squared_norms)
+
+
+def group_parameters(names: Sequence[str], patterns: Sequence[str] = ()) -> tuple[int, ...]:
+    """A group for each parameter: by the first matching pattern, or by layer without patterns.
+
+    Groups are numbered from 0 without gaps, in the order of the patterns or of the layers.
+    """
+    if patterns:
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise UserError(
+                    f"No trainable parameter matches '{pattern}' (privacy.groups)."
+                    f"{nearest(pattern, names)}"
+                )
+        labels = [
+            next((i for i, p in enumerate(patterns) if fnmatchcase(name, p)), len(patterns))
+            for name in names
+        ]
+        order = {label: i for i, label in enumerate(sorted(set(labels)))}
+        return tuple(order[label] for label in labels)
+    layers: dict[str, int] = {}
+    return tuple(layers.setdefault(layer_of(name), len(layers)) for name in names)
+
+
+def layer_of(name: str) -> str:
+    """The path of the module that owns a parameter, reparametrised or not."""
+    owner, reparametrised, _ = name.partition(".parametrizations.")
+    return owner if reparametrised else name.rpartition(".")[0]
+
+
+def split_evenly(
+    groups: Sequence[int], shapes: Sequence[torch.Size], split: str
+) -> tuple[float, ...]:
+    """The share of each group in C²: equal ones, or by how many parameters it has."""
+    sizes = [0] * (max(groups, default=-1) + 1)
+    for group, shape in zip(groups, shapes, strict=True):
+        sizes[group] += max(1, shape.numel()) if split == "dimension" else 0
+    if split == "uniform":
+        sizes = [1] * len(sizes)
+    return tuple(size / sum(sizes) for size in sizes)
+
+
+def norms_by_group(squared_norms: Tensor, groups: Sequence[int], count: int) -> Tensor:
+    """Norms `(examples, count)` of each group of columns."""
+    if len(groups) != squared_norms.shape[1]:
+        raise RuntimeError("a clipping rule with groups must be bound to the parameters first")
+    index = torch.tensor(groups, device=squared_norms.device, dtype=torch.long)
+    totals = squared_norms.new_zeros(squared_norms.shape[0], count)
+    return totals.index_add_(1, index, squared_norms).sqrt_()
+
+
+def weights_by_group(
+    squared_norms: Tensor, groups: Sequence[int], limits: Sequence[float]
+) -> Tensor:
+    """`min(1, C_i / norm of group i)` for every column, zero for examples that are not finite."""
+    norms = norms_by_group(squared_norms, groups, len(limits))
+    bounds = norms.new_tensor(limits) * (1 - MARGIN)
+    scale = (bounds / norms).clamp(max=1)
+    scale = torch.where(torch.isfinite(norms).all(1, keepdim=True), scale, torch.zeros_like(scale))
+    return scale[:, list(groups)]

@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato import kernels
+
+_NARROW = (torch.bfloat16, torch.float16)
 Pair = tuple[int, int]
 
 
@@ -33,8 +36,15 @@ def conv_weight_gradients(
         views: Rows per example, contracted together with the positions.
 
     Returns:
-        `(rows / views, out, in / groups, *kernel)`, possibly strided: see `dense`.
+        `(rows / views, out, in / groups, *kernel)`, possibly strided.
     """
+    if groups == 1 and x.is_cuda and x.dtype in _NARROW and x.dtype == d.dtype and kernels.load():
+        last = torch.channels_last
+        grads: Tensor = torch.ops.sfumato.conv_weight_gradients(
+            x.contiguous(memory_format=last), d.contiguous(memory_format=last),
+            kernel, stride, padding, dilation, views,
+        )  # fmt: skip
+        return grads.permute(0, 1, 4, 2, 3)
     if groups == 1 and stride == (1, 1) and x.shape[1] >= 16 and kernel != (1, 1):
         area = x.shape[2] * x.shape[3]
         padded = (x.shape[2] + 2 * padding[0]) * (x.shape[3] + 2 * padding[1])

@@ -44,7 +44,8 @@ class PrivateGradients:
         model: The model whose trainable parameters receive `.grad`.
         sampler: Where the batches come from; its rate and expected batch are used, never retyped.
         clipping: The clipping rule; its sensitivity scales the noise.
-        noise: The Gaussian noise added to each released sum.
+        noise: The noise multiplier of a whole release. The gradients get all of it, unless the rule
+            has something of its own to release, when they get a little more noise each.
         loss: From outputs and targets to one loss per row.
         views: Rows per example, averaged before clipping.
         check: Check the model against the slow reference before the first batch.
@@ -56,6 +57,9 @@ class PrivateGradients:
     adds at most the rule's sensitivity to a sum, in floating point too; one whose gradient is not
     finite adds nothing.
     """
+
+    _rule: ClippingRule
+    _bound_to: tuple[str, ...] | None
 
     def __init__(
         self,
@@ -73,11 +77,29 @@ class PrivateGradients:
                 "Noise cannot be scaled to gradients that are not clipped: choose a clipping rule, "
                 "or no noise for a run without privacy."
             )
-        self.sampler, self.clipping, self.noise = sampler, clipping, noise
+        self.sampler, self.noise = sampler, noise
         self.per_example = PerExample(model, loss=loss, views=views, check=check)
+        self.clipping = clipping
+        self.clipping.gradient_noise(noise.multiplier)
         self._history: list[Step] = []
         self._sums: dict[str, Tensor] | None = None
+        self._summed_with: ClippingRule | None = None
+        self._observed: Tensor | None = None
         self._statistics = BatchStatistics()
+
+    @property
+    def clipping(self) -> ClippingRule:
+        """The rule as it is now, for the parameters trained now; one that adapts changes."""
+        parameters = self.per_example.trainable
+        if tuple(parameters) != self._bound_to:
+            self._bound_to = tuple(parameters)
+            shapes = [p.shape for p in parameters.values()]
+            self._rule = self._rule.bind(self._bound_to, shapes)
+        return self._rule
+
+    @clipping.setter
+    def clipping(self, rule: ClippingRule) -> None:
+        self._rule, self._bound_to = rule, None
 
     @property
     def step_event(self) -> Step:
@@ -126,13 +148,18 @@ class PrivateGradients:
         if weights is not None:
             drawn = weights.to(y.device) > 0
         squared = gradients.squared_norms()
-        clip = self.clipping.weights(squared)
-        sums = gradients.weighted_sum(clip * drawn.unsqueeze(1))
-        statistics = self._count(gradients.outputs, gradients.losses, y, drawn, clip, squared)
+        rule = self._same_rule()
+        sums = gradients.weighted_sum(rule.weights(squared) * drawn.unsqueeze(1))
+        observed = rule.observe(squared, drawn)
+        statistics = self._count(
+            gradients.outputs, gradients.losses, y, drawn, rule.clipped(squared), squared
+        )
         if self._sums is None:
-            self._sums = self._zeros()
+            self._sums, self._summed_with = self._zeros(), rule
         for name, part in zip(gradients.names, sums, strict=True):
             self._sums[name] += part
+        if observed is not None:
+            self._observed = observed if self._observed is None else self._observed + observed
         self._statistics += statistics
 
     def release(
@@ -152,21 +179,42 @@ class PrivateGradients:
         parameters = self.per_example.trainable
         if parameters.keys() != sums.keys():
             raise RuntimeError("parameters were frozen or unfrozen between accumulate and release")
-        event = self.step_event
+        event, rule = self.step_event, self._same_rule()
+        noise = GaussianNoise(rule.gradient_noise(event.noise_multiplier))
         if before is not None:
             before(event)
         self._history = list(merge([*self._history, event]))
-        sensitivity = self.clipping.sensitivity
         for name, parameter in parameters.items():
-            noisy = self.noise.add(sums[name], sensitivity=sensitivity, generator=generator)
+            noisy = noise.add(sums[name], sensitivity=rule.sensitivity, generator=generator)
             parameter.grad = (noisy / self.sampler.batch).to(parameter.dtype)
+        self._rule = self._adapted(rule, generator)
         statistics = self._statistics
         self.discard()
         return statistics
 
     def discard(self) -> None:
         """Forget what has been accumulated since the last release."""
-        self._sums, self._statistics = None, BatchStatistics()
+        self._sums, self._observed, self._statistics = None, None, BatchStatistics()
+        self._summed_with = None
+
+    def _same_rule(self) -> ClippingRule:
+        """The rule that the sum was begun with: noise is scaled to the sensitivity of one rule."""
+        rule = self.clipping
+        if self._summed_with is not None and self._summed_with != rule:
+            raise RuntimeError("the clipping rule was changed between accumulate and release")
+        return rule
+
+    def _adapted(self, rule: ClippingRule, generator: torch.Generator | None) -> ClippingRule:
+        """The rule after this release, from what it observed and noise of its own."""
+        observed = self._observed
+        if observed is None:
+            none = torch.zeros(0, len(self.per_example.trainable), dtype=torch.float64)
+            observed = rule.observe(none, torch.zeros(0, dtype=torch.bool))
+        if observed is None:
+            return rule
+        noise = GaussianNoise(rule.observation_noise)
+        noisy = noise.add(observed, sensitivity=1.0, generator=generator)
+        return rule.after(noisy, self.sampler.batch)
 
     def _zeros(self) -> dict[str, Tensor]:
         return {
@@ -180,7 +228,7 @@ class PrivateGradients:
         losses: Tensor,
         y: Tensor,
         drawn: Tensor,
-        clip: Tensor,
+        clipped: Tensor,
         squared: Tensor,
     ) -> BatchStatistics:
         if outputs is None:
@@ -197,9 +245,9 @@ class PrivateGradients:
                 drawn.sum().to(wide),
                 torch.where(counted & losses.isfinite(), losses.to(wide), 0).sum(),
                 (right & counted).sum().to(wide),
-                ((clip < 1).any(1) & counted).sum().to(wide),
+                (clipped & counted).sum().to(wide),
                 (drawn & ~finite).sum().to(wide),
             ]
         ).tolist()
-        examples, loss, correct, clipped, not_finite = numbers
-        return BatchStatistics(int(examples), loss, int(correct), int(clipped), int(not_finite))
+        examples, loss, correct, shortened, not_finite = numbers
+        return BatchStatistics(int(examples), loss, int(correct), int(shortened), int(not_finite))

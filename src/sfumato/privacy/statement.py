@@ -39,6 +39,8 @@ class Facts:
         before: Steps that the start took on these images; `epsilon` counts them.
         before_epsilon: What those alone cost, by the accountant that calibrated the run.
         before_seeded: Whether their noise follows from a stated seed.
+        schedule: The steps by noise multiplier, where it was not the same for all.
+        looked: What was decided by looking at images without noise, a sentence each.
     """
 
     private: bool
@@ -65,6 +67,8 @@ class Facts:
     before: tuple[Step, ...] = ()
     before_epsilon: float = 0.0
     before_seeded: bool = False
+    schedule: tuple[Step, ...] = ()
+    looked: tuple[str, ...] = ()
 
 
 def statement(facts: Facts) -> str:
@@ -92,6 +96,7 @@ def statement(facts: Facts) -> str:
         )
     else:
         not_covered.append("The test images: accuracies measured on them are exact.")
+    not_covered += f.looked
     if f.start:
         not_covered.append("The choice of the start, if it was made by looking at these images.")
     randomness = (
@@ -108,9 +113,13 @@ def statement(facts: Facts) -> str:
             " **The noise of the start, however, follows from a seed**: towards people who know "
             "it, the steps of the start are not private."
         )
-    total = f"{f.steps} Poisson-subsampled Gaussian mechanisms with q = {f.rate!r} and\n" + (
-        f"σ = {f.noise_multiplier!r}"
-    )
+    total = f"{f.steps} Poisson-subsampled Gaussian mechanisms with q = {f.rate!r} and\n"
+    sigma = f"{f.noise_multiplier:.6g}"
+    if f.schedule:
+        total += ", ".join(f"σ = {s.noise_multiplier!r} ({s.count} times)" for s in f.schedule)
+        sigma += f" at first, {f.schedule[-1].noise_multiplier:.6g} at last, by a fixed plan"
+    else:
+        total += f"σ = {f.noise_multiplier!r}"
     for step in f.before:
         total += f", and {step.count} with q = {step.q!r} and σ = {step.noise_multiplier!r}"
     sampling = (
@@ -151,7 +160,7 @@ about δ = {f.delta:g}.
 | sampling | {sampling} |
 | steps | {f.steps} |
 | clipping | {f.rule} |
-| noise multiplier σ | {f.noise_multiplier:.6g} |
+| noise multiplier σ | {sigma} |
 | views per image | {f.views}{", averaged before clipping" if f.views > 1 else ""} |
 {counted}
 Each step is a Poisson-subsampled Gaussian mechanism. Every step was written to `ledger.jsonl`

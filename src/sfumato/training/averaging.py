@@ -1,7 +1,8 @@
-"""Exponential averaging of the weights: post-processing, free of privacy cost."""
+"""Averages of the weights over time: post-processing, free of privacy cost."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -10,18 +11,41 @@ from torch import Tensor, nn
 
 
 class Average:
-    """Exponential moving average with De et al.'s (2022) warm-up min(decay, (1 + t)/(10 + t))."""
+    """A running average of a model's parameters; `kind` says which.
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
+    `ema` is the exponential moving average with De et al.'s (2022) warm-up, of decay
+    min(decay, (1 + t)/(10 + t)). `tail` is the plain mean over the last part of the steps (Polyak
+    and Juditsky, 1992, without the beginning); before that part it is the weights themselves.
+
+    Args:
+        model: Whose parameters.
+        amount: Decay of `ema`, or the fraction of the steps that `tail` averages over.
+        kind: `ema` or `tail`.
+        steps: Steps in all, for `tail`.
+
+    Guarantee: It reads released weights only, so it costs no privacy.
+    """
+
+    def __init__(
+        self, model: nn.Module, amount: float, *, kind: str = "ema", steps: int = 0
+    ) -> None:
+        self.amount, self.kind = amount, kind
+        self.first = steps - max(1, math.ceil(amount * steps)) + 1
+        """The first step whose weights enter a tail average."""
         self.tensors = {name: t.detach().clone() for name, t in model.named_parameters()}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         """Move towards the weights after step `step` (from 1)."""
-        decay = min(self.decay, (1 + step) / (10 + step))
+        share = self._share(step)
         for name, parameter in model.named_parameters():
-            self.tensors[name].lerp_(parameter.detach(), 1 - decay)
+            self.tensors[name].lerp_(parameter.detach(), share)
+
+    def _share(self, step: int) -> float:
+        """The part of the average that the weights after this step make up."""
+        if self.kind == "tail":
+            return 1 / max(1, step - self.first + 1)
+        return 1 - min(self.amount, (1 + step) / (10 + step))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from saved averages."""

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.data import Augment, Dataset, ImageStore
+from sfumato.data import Augment, Dataset, ImageStore, Views
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import curve
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import BatchStatistics, PrivateGradients
 from sfumato.privacy.noise import Randomness
 from sfumato.privacy.sampling import physical_batches
 from sfumato.recipe import Recipe
-from sfumato.training import checkpoint, optimizers
+from sfumato.training import checkpoint, optimizers, schedules
 from sfumato.training.averaging import Average
 from sfumato.training.files import CHECKPOINTS
 from sfumato.training.interrupt import StopRequest
@@ -62,17 +63,8 @@ class Loop:
     def __post_init__(self) -> None:
         r = self.recipe
         self.model.to(self.device, memory_format=torch.channels_last)
-        self.private = PrivateGradients(
-            self.model,
-            sampler=self.plan.sampler,
-            clipping=self.plan.clipping,
-            noise=self.plan.noise,
-            views=r.training.views,
-        )
-        trainable = self.private.per_example.trainable.values()
-        self.optimizer = optimizers.build(r.optimizer, trainable)
-        self.average = Average(self.model, r.training.average) if r.training.average else None
-        self.augment = Augment(
+        t = r.training
+        augment = Augment(
             crop=r.augment.crop,
             padding_mode=r.augment.padding,
             flip=r.augment.flip,
@@ -84,13 +76,38 @@ class Loop:
             contrast=r.augment.contrast,
             saturation=r.augment.saturation,
         )
+        self.views = Views(
+            augment=augment,
+            count=t.views,
+            clean=t.clean_view,
+            mixtures=t.self_mix,
+            alpha=t.mix_alpha,
+        )
+        self.private = PrivateGradients(
+            self.model,
+            sampler=self.plan.sampler,
+            clipping=self.plan.clipping,
+            noise=self.plan.noise,
+            views=self.views.total,
+        )
+        trainable = self.private.per_example.trainable.values()
+        self.optimizer = optimizers.build(r.optimizer, trainable)
+        self.average: Average | None = None
+        if t.average:
+            self.average = Average(
+                self.model, t.average, kind=t.average_kind, steps=self.plan.steps
+            )
+        self.epoch = 1 / self.plan.sampler.rate
+        self.watch = schedules.watch(r, self.epoch)
         self.store = self._store("train")
         self.log_every = r.training.log_every or math.ceil(self.plan.steps / 60)
         self._spent: dict[int, float] = {}
         if r.privacy.enabled:
-            counts = sorted({*range(self.log_every, self.plan.steps, self.log_every), self.plan.steps})
-            event, p = self.plan.event, r.privacy
-            spent = curve(event, counts, delta=p.delta, accountant=p.accountant)
+            counts = sorted(
+                {*range(self.log_every, self.plan.steps, self.log_every), self.plan.steps}
+            )
+            p = r.privacy
+            spent = self.plan.curve(counts, delta=p.delta, accountant=p.accountant)
             self._spent = dict(zip(counts, spent, strict=True))
 
     def _store(self, part: str) -> ImageStore:
@@ -109,7 +126,10 @@ class Loop:
         checkpoint.restore_optimizer(self.optimizer, state)
         if self.average is not None:
             self.average.load(state.part("average"))
-        self.step = self.private.released = state.step
+        self.step = state.step
+        self.private.history = self.plan.history(state.step)
+        self.private.clipping = self.private.clipping.restored(state.numbers["clipping"])
+        self.watch.load(state.numbers["watch"])
         self.not_finite = int(state.numbers["not_finite"])
 
     def save(self) -> None:
@@ -120,6 +140,7 @@ class Loop:
         if self.average is not None:
             tensors |= {f"average/{n}": t for n, t in self.average.tensors.items()}
         numbers |= {"not_finite": self.not_finite, "physical_batch": self.physical_batch}
+        numbers |= {"clipping": self.private.clipping.state(), "watch": self.watch.state()}
         state = checkpoint.Checkpoint(self.step, tensors, numbers)
         checkpoint.write(self.folder / CHECKPOINTS, state)
 
@@ -133,28 +154,35 @@ class Loop:
         started = saved = logged = time.monotonic()
         earlier, first, views = self.metrics.seconds, self.step, 0
         recent = BatchStatistics()
-        validation: float | None = None
-        while self.step < self.plan.steps:
+        while not self.finished:
             statistics = self.take_step()
             recent += statistics
             views += statistics.examples * self.private.per_example.views
             now = time.monotonic()
-            done = self.step == self.plan.steps
-            if self.step % self.log_every == 0 or done:
-                if self.dataset.validation is not None:
-                    validation = self.accuracy("validation")
-                self._log(recent, validation, views / max(now - logged, 1e-9), earlier + now - started)
+            if self.step % self.log_every == 0 or self.finished:
+                self._log(recent, views / max(now - logged, 1e-9), earlier + now - started)
                 logged, views = now, 0
                 recent = BatchStatistics()
+                if self.watch.stopped:
+                    self.reporter.say(
+                        f"Stopped early after step {self.step} of {self.plan.steps}: no better "
+                        f"validation {self.recipe.optimizer.monitor} since step "
+                        f"{self.watch.best_step}."
+                    )
             if stop:
                 self.save()
                 raise Stopped(self.folder, self.step, stop.signal or 0)
             due = self.step % every == 0 if every else now - saved > _CHECKPOINT_SECONDS
-            if due or done:
+            if due or self.finished:
                 self.save()
                 saved = time.monotonic()
             left = (now - started) / (self.step - first) * (self.plan.steps - self.step)
             self._show(left)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are taken, or no more are wanted."""
+        return self.step >= self.plan.steps or self.watch.stopped
 
     def take_step(self) -> BatchStatistics:
         """One step of DP-SGD.
@@ -163,13 +191,23 @@ class Loop:
         example is accumulated exactly once, however the draw is split.
         """
         number = self.step + 1
+        self.private.noise = self.plan.noise_at(number)
+        if self.plan.clip_decay != 1:
+            self.private.clipping = self.plan.clipping_at(number, self.private.clipping)
         draw = self.plan.sampler.draw(self.randomness.generator(number, "sample"))
         self._accumulate(draw, number)
         statistics = self.private.release(
             generator=self.randomness.generator(number, "noise", self.device),
             before=lambda event: self.ledger.record(number, event),
         )
-        rate = optimizers.learning_rate(self.recipe.optimizer, number, self.plan.steps)
+        self._check_divergence(statistics, number)
+        rate = schedules.learning_rate(
+            self.recipe.optimizer,
+            number,
+            self.plan.steps,
+            epoch=self.epoch,
+            scale=self.watch.scale,
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -184,19 +222,16 @@ class Loop:
 
     def _accumulate(self, draw: Tensor, number: int) -> None:
         """Add the draw in physical batches, smaller ones if the memory does not suffice."""
-        views = self.private.per_example.views
-        parameters = self.augment.draw(
-            draw.numel() * views, self.randomness.generator(number, "augment")
-        )
+        parameters = self.views.draw(draw.numel(), self.randomness.generator(number, "augment"))
         position = 0
         while position < draw.numel():
             batch = next(physical_batches(draw, self.physical_batch, start=position))
-            rows = torch.arange(position * views, (position + self.physical_batch) * views)
-            rows = rows.clamp(max=draw.numel() * views - 1)
+            rows = torch.arange(position, position + self.physical_batch)
+            rows = rows.clamp(max=draw.numel() - 1)
             try:
                 images, labels = self.store.gather(batch.indices)
-                x = self.store.unit(images.repeat_interleave(views, 0) if views > 1 else images)
-                x = self.augment.apply(x, parameters.take(rows).to(self.device))
+                x = self.store.unit(images)
+                x = self.views.apply(x, parameters.take(rows).to(self.device))
                 x = self.store.normalise(x).contiguous(memory_format=torch.channels_last)
                 self.private.accumulate(x, labels, batch.weights)
             except RuntimeError as error:
@@ -222,31 +257,62 @@ class Loop:
                 f"rate (optimizer.lr = {self.recipe.optimizer.lr:g})."
             )
 
+    def _check_divergence(self, statistics: BatchStatistics, number: int) -> None:
+        limit = self.recipe.training.diverged
+        counted = statistics.examples - statistics.not_finite
+        if limit is not None and counted and not statistics.loss / counted <= limit:
+            raise UserError(
+                f"Training diverged: the mean loss of step {number} was "
+                f"{statistics.loss / counted:.4g}, above training.diverged = {limit:g}. Lower the "
+                f"learning rate (optimizer.lr = {self.recipe.optimizer.lr:g}), or add a warm-up."
+            )
+
+    def rule_in_words(self) -> str:
+        """How gradients were clipped, for the statement."""
+        words, decay = self.private.clipping.describe(), self.plan.clip_decay
+        if decay == 1:
+            return words
+        first = self.plan.clipping_at(1, self.private.clipping).describe()
+        return f"{first} in the first step, C changing by a factor of {1 / decay:g} to the last"
+
+    def accuracy(self, part: str, *, averaged: bool = True) -> float:
+        """Accuracy on a part of the data: of averaged weights, if kept and not unwanted."""
+        return self.evaluate(part, averaged=averaged)[0]
+
     @torch.no_grad()
-    def accuracy(self, part: str) -> float:
-        """Accuracy of the current weights (averaged ones, if kept) on a part of the data."""
-        store = self._store(part)
-        right = 0
+    def evaluate(self, part: str, *, averaged: bool = True) -> tuple[float, float]:
+        """Accuracy and mean loss on a part of the data.
+
+        Args:
+            part: `train`, `validation` or `test`.
+            averaged: Use averaged weights, if they are kept; else those of the last step.
+        """
+        store, count = self._store(part), len(self.dataset.parts()[part])
+        weights: AbstractContextManager[None] = nullcontext()
+        if averaged and self.average is not None:
+            weights = self.average.applied(self.model)
+        right, loss = 0, 0.0
         self.model.eval()
-        if self.average is not None:
-            with self.average.applied(self.model):
-                right = self._count_right(store, len(self.dataset.parts()[part]))
-        else:
-            right = self._count_right(store, len(self.dataset.parts()[part]))
+        with weights:
+            for indices in torch.arange(count).split(512):
+                images, labels = store.gather(indices)
+                x = store.normalise(images).contiguous(memory_format=torch.channels_last)
+                outputs = self.model(x)
+                right += int((outputs.argmax(1) == labels).sum())
+                loss += float(F.cross_entropy(outputs.float(), labels, reduction="sum"))
         self.model.train()
-        return right / max(1, len(self.dataset.parts()[part]))
+        return right / max(1, count), loss / max(1, count)
 
-    def _count_right(self, store: ImageStore, count: int) -> int:
-        right = 0
-        for indices in torch.arange(count).split(512):
-            images, labels = store.gather(indices)
-            x = store.normalise(images).contiguous(memory_format=torch.channels_last)
-            right += int((self.model(x).argmax(1) == labels).sum())
-        return right
+    def _validate(self) -> dict[str, float]:
+        """Results on validation images, of averaged weights and of the last ones."""
+        accuracy, loss = self.evaluate("validation")
+        self.watch.see(self.step, accuracy if self.watch.higher else loss)
+        found = {"validation_accuracy": accuracy, "validation_loss": loss}
+        if self.average is not None:
+            found["validation_accuracy_last"] = self.accuracy("validation", averaged=False)
+        return found
 
-    def _log(
-        self, recent: BatchStatistics, validation: float | None, speed: float, seconds: float
-    ) -> None:
+    def _log(self, recent: BatchStatistics, speed: float, seconds: float) -> None:
         record: dict[str, float | int] = {"step": self.step}
         if self.recipe.privacy.enabled:
             record["epsilon"] = self.epsilon_after(self.step)
@@ -256,8 +322,12 @@ class Loop:
             self._loss, self._accuracy = recent.loss / counted, recent.correct / counted
             record |= {"loss": self._loss, "train_accuracy": self._accuracy}
             record |= {"clipped": recent.clipped / counted, "not_finite": self.not_finite}
-        if validation is not None:
-            self._accuracy = record["validation_accuracy"] = validation
+        if self.dataset.validation is not None:
+            record |= self._validate()
+            self._accuracy = record["validation_accuracy"]
+        if self.private.clipping.state() or self.plan.clip_decay != 1:
+            record["clip"] = self.private.clipping.sensitivity
+        record["lr"] = float(self.optimizer.param_groups[0]["lr"])
         self._speed = speed
         record |= {"views_per_second": round(speed, 1), "seconds": round(seconds, 3)}
         self.metrics.add(record)

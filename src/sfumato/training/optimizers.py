@@ -1,8 +1,7 @@
-"""PyTorch's optimizers and learning rates, driven by the private gradient."""
+"""PyTorch's optimizers, driven by the private gradient."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -33,14 +32,3 @@ def build(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.opti
             return optim.NAdam(given, s.lr, betas, weight_decay=s.weight_decay)
         case _:
             return optim.RMSprop(given, s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-
-
-def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
-    """The learning rate of step `step` (from 1) of `steps`."""
-    lr = settings.lr
-    if step <= settings.warmup:
-        return lr * step / settings.warmup
-    if settings.schedule == "cosine":
-        done = (step - 1 - settings.warmup) / max(1, steps - settings.warmup)
-        return lr * 0.5 * (1 + math.cos(math.pi * done))
-    return lr

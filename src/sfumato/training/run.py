@@ -20,13 +20,13 @@ from sfumato.data.subset import subset
 from sfumato.errors import UserError
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import merge
-from sfumato.privacy.composition import Exposure
+from sfumato.privacy.composition import Exposure, steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import Randomness
 from sfumato.privacy.statement import Facts, statement
 from sfumato.recipe import Recipe, differences, from_dict, loads
 from sfumato.report import curves
-from sfumato.training import checkpoint, files, fill, setup, start
+from sfumato.training import checkpoint, files, fill, schedules, setup, start
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
@@ -90,10 +90,12 @@ def train(
     if donor:
         words = fill.describe(model, donor, recipe.start, classes=len(dataset.classes))
         origin = replace(origin, words=words)
+    setup.check_methods(recipe, plan, dataset, model)
     for remark in fill.remarks(recipe, origin, model):
         reporter.say(remark)
+    views = recipe.training.views + recipe.training.self_mix
     physical = recipe.training.physical_batch or setup.physical_batch(
-        model, plan, dataset, recipe.training.views, _memory(where)
+        model, plan, dataset, views, _memory(where)
     )
     folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
     with _explained(folder):
@@ -177,10 +179,6 @@ def _go(loop: Loop) -> Result:
             f"The budget of epsilon {recipe.privacy.epsilon:g} ends after {plan.steps} of the "
             f"{plan.asked} steps asked for; the run stops there."
         )
-    if plan.before:
-        counts = list(loop._spent)
-        values = start.curve(recipe, plan.before, plan.event, counts)
-        loop._spent = dict(zip(counts, values, strict=True))
     if loop.step == 0:
         loop.save()
     with stop_on_signal() as stop:
@@ -202,6 +200,8 @@ def _finish(loop: Loop) -> Result:
     accuracy = loop.accuracy("test")
     seconds = loop.metrics.seconds
     final: dict[str, Any] = {"final": True, "step": loop.step, "test_accuracy": accuracy}
+    if loop.average is not None:
+        final["test_accuracy_last"] = loop.accuracy("test", averaged=False)
     if p.enabled:
         final["epsilon"] = spent[p.accountant]
     loop.metrics.add({**final, "seconds": seconds})
@@ -251,8 +251,8 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         rate=plan.sampler.rate,
         steps=loop.ledger.steps,
         noise_multiplier=plan.noise.multiplier,
-        rule=f"each image's gradient scaled to norm at most C = {p.clip:g}",
-        views=recipe.training.views,
+        rule=loop.rule_in_words(),
+        views=loop.views.total,
         averaged=loop.average is not None,
         seeded=loop.randomness.seeded,
         train_metrics=recipe.training.train_metrics,
@@ -265,6 +265,8 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         before=origin.before,
         before_epsilon=start.spent(recipe, origin),
         before_seeded=origin.seeded,
+        schedule=plan.history(loop.step) if plan.schedule else (),
+        looked=schedules.looks(recipe),
     )
 
 
@@ -289,6 +291,7 @@ def _header(
         "examples": len(dataset.train),
         "rate": plan.sampler.rate,
         "sigma": plan.noise.multiplier,
+        **({"sigmas": steps_to_list(plan.history(plan.steps))} if plan.schedule else {}),
         "clip": recipe.privacy.clip,
         "delta": recipe.privacy.delta,
         "budget": recipe.privacy.epsilon,

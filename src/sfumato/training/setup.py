@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -12,14 +12,23 @@ from torch import nn
 from sfumato import models
 from sfumato.data import Dataset
 from sfumato.errors import UserError
+from sfumato.privacy import varying
 from sfumato.privacy.accounting import AccountantName, Step, epsilon
+from sfumato.privacy.adaptive import AdaptiveQuantile
 from sfumato.privacy.calibration import check_delta, noise_multiplier_for, steps_for
-from sfumato.privacy.clipping import ClippingRule, Flat, Unclipped
-from sfumato.privacy.composition import noise_multiplier_after, steps_after
+from sfumato.privacy.clipping import (
+    Automatic,
+    ClippingRule,
+    Flat,
+    GroupWise,
+    Normalised,
+    Unclipped,
+)
+from sfumato.privacy.composition import curve_after, noise_multiplier_after, steps_after
 from sfumato.privacy.noise import GaussianNoise, Randomness
 from sfumato.privacy.sampling import PoissonSampler
-from sfumato.recipe import Recipe
-from sfumato.training import fill
+from sfumato.recipe import Privacy, Recipe
+from sfumato.training import fill, schedules
 from sfumato.training.start import Donor
 
 
@@ -34,6 +43,9 @@ class Plan:
         steps: Steps to take: as asked, or fewer where the budget ends earlier.
         asked: Steps asked for.
         before: Steps that the run's start took on the same images, counted in the budget.
+        schedule: The noise over time, where it is not the same for all steps; `noise` is then that
+            of the first step.
+        clip_decay: The clipping norm of the first step over that of the last.
     """
 
     sampler: PoissonSampler
@@ -42,11 +54,44 @@ class Plan:
     steps: int
     asked: int
     before: tuple[Step, ...] = ()
+    schedule: varying.NoiseSchedule | None = None
+    clip_decay: float = 1.0
 
     @property
     def event(self) -> Step:
-        """The privacy event of one step."""
+        """The privacy event of the first step."""
         return Step(q=self.sampler.rate, noise_multiplier=self.noise.multiplier)
+
+    def noise_at(self, step: int) -> GaussianNoise:
+        """The noise of step `step` (from 1)."""
+        return GaussianNoise(self.schedule.at(step)) if self.schedule else self.noise
+
+    def clipping_at(self, step: int, now: ClippingRule) -> ClippingRule:
+        """The rule of step `step` (from 1), given the rule as it is now."""
+        if self.clip_decay == 1 or not isinstance(now, Flat | Normalised | GroupWise):
+            return now
+        first = cast(Flat, self.clipping).clip
+        return replace(now, clip=first * self.clip_decay ** (-(step - 1) / max(1, self.asked - 1)))
+
+    def history(self, steps: int) -> tuple[Step, ...]:
+        """The events of the first `steps` steps, without those of `before`."""
+        if self.schedule:
+            return self.schedule.history(self.sampler.rate, steps)
+        return (replace(self.event, count=steps),) if steps else ()
+
+    def curve(self, counts: list[int], *, delta: float, accountant: str) -> list[float]:
+        """Upper bounds of epsilon, `before` included, after each of several numbers of steps."""
+        name = cast(AccountantName, accountant)
+        if self.schedule is None:
+            return curve_after(self.before, self.event, counts, delta=delta, accountant=name)
+        return varying.curve(
+            self.schedule,
+            counts,
+            delta=delta,
+            q=self.sampler.rate,
+            before=self.before,
+            accountant=name,
+        )
 
 
 def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Plan:
@@ -68,6 +113,8 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
         return Plan(sampler, Unclipped(), GaussianNoise(0.0), asked, asked)
     check_delta(p.delta, examples)
     steps, accountant = asked, cast(AccountantName, p.accountant)
+    if p.noise_decay != 1:
+        return _plan_varying(p, sampler, asked, before)
     if p.noise_multiplier is None and not before:
         sigma = noise_multiplier_for(
             epsilon=p.epsilon, delta=p.delta, q=sampler.rate, steps=asked, accountant=accountant
@@ -103,7 +150,71 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
                 noise_multiplier=sigma,
                 accountant=accountant,
             )
-    return Plan(sampler, Flat(p.clip), GaussianNoise(sigma), min(steps, asked), asked, before)
+    rule = clipping_rule(p, batch, sigma)
+    return Plan(
+        sampler,
+        rule,
+        GaussianNoise(sigma),
+        min(steps, asked),
+        asked,
+        before,
+        clip_decay=p.clip_decay,
+    )
+
+
+def _plan_varying(
+    p: Privacy, sampler: PoissonSampler, asked: int, before: tuple[Step, ...]
+) -> Plan:
+    """The plan of a run whose noise multiplier changes over time."""
+    course = varying.decaying(asked, p.noise_decay)
+    q, name = sampler.rate, cast(AccountantName, p.accountant)
+    steps = asked
+    if p.noise_multiplier is None:
+        schedule = varying.calibrated(
+            course, epsilon=p.epsilon, delta=p.delta, q=q, before=before, accountant=name
+        )
+    else:
+        schedule = course.scaled(p.noise_multiplier / course.multipliers[0])
+        steps = varying.affordable(
+            schedule, epsilon=p.epsilon, delta=p.delta, q=q, before=before, accountant=name
+        )
+    rule = clipping_rule(p, sampler.batch, max(schedule.multipliers))
+    noise = GaussianNoise(schedule.at(1))
+    return Plan(sampler, rule, noise, steps, asked, before, schedule, p.clip_decay)
+
+
+def clipping_rule(p: Privacy, batch: float, sigma: float) -> ClippingRule:
+    """The clipping rule that a recipe asks for, with the largest noise multiplier of its steps."""
+    match p.clipping:
+        case "normalised":
+            return Normalised(p.clip)
+        case "automatic":
+            return Automatic(p.gamma)
+        case "per-layer":
+            return GroupWise(p.clip, p.split)
+        case "group-wise":
+            return GroupWise(p.clip, p.split, tuple(p.groups))
+        case "adaptive" | "adaptive-per-layer":
+            # Unset: at most 2 % more noise on the gradients than without the count.
+            rule = AdaptiveQuantile(
+                p.clip,
+                p.count_noise or max(batch / 20, 2.5 * sigma),
+                p.quantile,
+                p.clip_lr,
+                p.clipping == "adaptive-per-layer",
+                p.split,
+            )
+            rule.gradient_noise(sigma)
+            return rule
+        case _:
+            return Flat(p.clip)
+
+
+def check_methods(recipe: Recipe, plan: Plan, dataset: Dataset, model: nn.Module) -> None:
+    """Refuse what does not go with this model or this data, before anything is written."""
+    schedules.check(recipe, dataset)
+    named = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
+    plan.clipping.bind(list(named), list(named.values()))
 
 
 def build_model(

@@ -25,7 +25,7 @@ from sfumato.data import Dataset
 from sfumato.data.catalogue import canonical
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import AccountantName, Step, epsilon, merge
-from sfumato.privacy.composition import Exposure, curve_after, steps_from_list, steps_to_list
+from sfumato.privacy.composition import Exposure, steps_from_list, steps_to_list
 from sfumato.recipe import Recipe
 from sfumato.training.classifier import Description, load
 from sfumato.training.files import WEIGHTS
@@ -227,12 +227,3 @@ def spent(recipe: Recipe, origin: Origin) -> float:
     p = recipe.privacy
     accountant = cast(AccountantName, p.accountant)
     return epsilon(origin.before, delta=p.delta, accountant=accountant)
-
-
-def curve(
-    recipe: Recipe, before: tuple[Step, ...], event: Step, counts: Sequence[int]
-) -> list[float]:
-    """Epsilon after each of several numbers of steps, the start's included."""
-    p = recipe.privacy
-    accountant = cast(AccountantName, p.accountant)
-    return curve_after(before, event, counts, delta=p.delta, accountant=accountant)

@@ -1,0 +1,181 @@
+"""Adaptive quantile clipping (Andrew et al., 2021): C follows a quantile of the gradients' norms.
+
+Each step also releases, with noise of its own, how many of its examples have a norm of at most C.
+From that count C moves for the next step, by a factor: `C ← C · exp(−rate · (b − quantile))`, where
+b is the noisy fraction.
+
+**What it costs.** Let example i add its clipped gradient g_i (norm at most C) to one sum and
+c_i = [norm ≤ C] − 1/2 to another. Centring makes |c_i| = 1/2 where a bare indicator would have 1.
+The step releases Σg_i + N(0, (z_g C)² I) and Σc_i + N(0, σ_b²), from the same draw. Divide the
+first by z_g C and the second by σ_b: both carry unit noise, and together they are one Gaussian
+release of the vectors (g_i/(z_g C), c_i/σ_b), whose squared norms are at most
+
+    1/z² = 1/z_g² + 1/(2 σ_b)².
+
+So one example moves the joint release by at most 1/z standard deviations of its noise: a step is
+the Poisson-subsampled Gaussian mechanism with multiplier z, exactly. With m groups of parameters
+there are m counts, each moved by at most 1/2, so by √m/2 together; each gets noise of √m σ_b, and
+the counts together cost what a single one would. The budget fixes z, the user fixes σ_b, and z_g
+follows: it is slightly more than z. C_t is computed from earlier releases only, so steps
+compose like any others.
+
+**Under Poisson sampling** the drawn size is itself private, so the noisy count is divided by the
+expected batch B, never by what was drawn: b = (Σc_i + noise)/B + 1/2. Its expectation is the true
+fraction among all examples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.errors import UserError
+from sfumato.privacy.accounting import joint_noise_multiplier
+from sfumato.privacy.clipping import (
+    ClippingRule,
+    check_clip,
+    group_parameters,
+    norms_by_group,
+    split_evenly,
+    weights_by_group,
+)
+
+REACH = 1e6
+"""C stays within this factor of where it started: no chain of noise makes it 0 or infinite."""
+
+
+@dataclass(frozen=True)
+class AdaptiveQuantile(ClippingRule):
+    """Clip to C, where C follows the `quantile` of the norms.
+
+    Attributes:
+        clip: Where C starts. With groups the C_i start with this as the root of their squares' sum.
+        quantile: The fraction of examples that should be left unclipped.
+        rate: How far C moves in a step: at most a factor of about exp(rate).
+        count_noise: σ_b, the standard deviation of the noise on the count of examples. With m
+            groups each count gets √m times as much.
+        by_layer: Whether every layer has a C of its own.
+        split: How `clip` is split at the start: `uniform` or `dimension`.
+        groups: For each parameter its group; set by `bind`.
+        start: The C_i at the start; set by `bind`.
+        limits: The C_i now.
+
+    Guarantee: An example adds at most `sensitivity` to the sum of gradients and at most 1/2 to each
+    count; noise of `gradient_noise(z)` and `observation_noise` makes a release the Gaussian
+    mechanism with noise multiplier z or more. An example whose gradient is not finite adds nothing
+    to either.
+    """
+
+    clip: float
+    count_noise: float
+    quantile: float = 0.5
+    rate: float = 0.2
+    by_layer: bool = False
+    split: str = "uniform"
+    groups: tuple[int, ...] = ()
+    start: tuple[float, ...] = ()
+    limits: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip)
+        if not 0 < self.count_noise < math.inf:
+            raise UserError(
+                f"The noise on the count must be a positive number, not {self.count_noise}."
+            )
+        if not 0 < self.quantile < 1:
+            raise UserError(f"The quantile must lie between 0 and 1, not {self.quantile}.")
+        if not 0 < self.rate < math.inf:
+            raise UserError(f"The rate of the clipping norm must be positive, not {self.rate}.")
+
+    @property
+    def sensitivity(self) -> float:
+        """The root of the sum of the present C_i²."""
+        return math.hypot(*self.limits) if self.limits else self.clip
+
+    @property
+    def uniform(self) -> bool:
+        """Unless every layer has its own C."""
+        return not self.by_layer
+
+    def bind(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> AdaptiveQuantile:
+        """The rule for these parameters; where the groups stay the same, so do the C_i."""
+        groups = group_parameters(names) if self.by_layer else (0,) * len(names)
+        shares = split_evenly(groups, shapes, self.split)
+        start = tuple(self.clip * math.sqrt(share) for share in shares)
+        limits = self.limits if len(self.limits) == len(start) else start
+        return replace(self, groups=groups, start=start, limits=limits)
+
+    def weights(self, squared_norms: Tensor) -> Tensor:
+        """`min(1, C_i / norm of the group)`."""
+        return weights_by_group(squared_norms, self.groups, self.limits)
+
+    def gradient_noise(self, total: float) -> float:
+        """z_g, from z and the noise of the counts; never rounded below what z asks for.
+
+        Raises:
+            UserError: If the counts alone cost as much as the step may.
+        """
+        if total == 0:
+            return 0.0
+        counts = self.count_multiplier
+        rest = 1 / total**2 - 1 / counts**2
+        if rest <= 0:
+            raise UserError(
+                f"Noise of {self.count_noise:g} on the count of unclipped examples is too little: "
+                f"the count alone would cost more than a step may. Raise privacy.count_noise above "
+                f"{total / 2:.3g}; a twentieth of the batch is usual."
+            )
+        noise = 1 / math.sqrt(rest)
+        while joint_noise_multiplier(noise, counts) < total:
+            noise = math.nextafter(noise, math.inf)
+        return noise
+
+    @property
+    def count_multiplier(self) -> float:
+        """The noise multiplier of the counts alone: √m σ_b over √m / 2."""
+        return 2 * self.count_noise
+
+    def observe(self, squared_norms: Tensor, drawn: Tensor) -> Tensor:
+        """Σ([norm ≤ C_i] − 1/2) for each group, over drawn examples whose norms are finite."""
+        norms = norms_by_group(squared_norms, self.groups, len(self.limits))
+        below = (norms <= norms.new_tensor(self.limits)).to(norms.dtype) - 0.5
+        counted = drawn.to(norms.device) & torch.isfinite(norms).all(1)
+        return (below * counted.unsqueeze(1)).sum(0)
+
+    @property
+    def observation_noise(self) -> float:
+        """σ_b, or √m times as much for each of m counts."""
+        return self.count_noise * math.sqrt(max(1, len(self.limits)))
+
+    def after(self, noisy: Tensor, batch: float) -> AdaptiveQuantile:
+        """The rule with each C_i moved towards its quantile."""
+        moved = []
+        for limit, start, count in zip(self.limits, self.start, noisy.tolist(), strict=True):
+            fraction = count / batch + 0.5
+            push = max(-50.0, min(50.0, -self.rate * (fraction - self.quantile)))
+            low, high = start / REACH, start * REACH
+            moved.append(min(max(limit * math.exp(push), low), high))
+        return replace(self, limits=tuple(moved))
+
+    def state(self) -> dict[str, Any]:
+        """The C_i."""
+        return {"limits": list(self.limits)}
+
+    def restored(self, state: Mapping[str, Any]) -> AdaptiveQuantile:
+        """The rule with other C_i."""
+        return replace(self, limits=tuple(float(limit) for limit in state["limits"]))
+
+    def describe(self) -> str:
+        """In words."""
+        each = f"each of {len(self.limits)} layers" if self.by_layer else "each image's gradient"
+        return (
+            f"{each} scaled to norm at most C, which starts at {self.clip:g} and follows the "
+            f"{self.quantile:g}-quantile of the norms through a count released with noise of "
+            f"standard deviation {self.observation_noise:g}; σ below is that of the count and the "
+            "gradients together"
+        )
