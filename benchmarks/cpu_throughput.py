@@ -127,7 +127,9 @@ def main() -> None:
             + "".join(f"{speed[k]:>8.0f}/s" for k in ("sfumato", "opacus", "plain"))
             + f"{ratio:>8.2f}   {ratios[0]:.2f} to {ratios[-1]:.2f}"
         )
-        results.append({"case": name, "examples_per_second": speed, "ratio": ratio, "ratios": ratios})
+        results.append(
+            {"case": name, "examples_per_second": speed, "ratio": ratio, "ratios": ratios}
+        )
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
 

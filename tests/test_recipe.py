@@ -44,7 +44,11 @@ text = st.text(st.characters(blacklist_categories=("Cs",)), max_size=20)
     flip=st.booleans(),
     options=st.dictionaries(
         st.sampled_from(["width", "depth", "norm_order"]),
-        st.booleans() | st.integers(-5, 5) | st.floats(-5, 5) | text | st.lists(st.integers(), max_size=3),
+        st.booleans()
+        | st.integers(-5, 5)
+        | st.floats(-5, 5)
+        | text
+        | st.lists(st.integers(), max_size=3),
     ),
 )
 def test_any_recipe_survives_toml(

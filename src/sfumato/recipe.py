@@ -125,7 +125,9 @@ class Privacy:
     quantile: float = _setting(0.5, "for adaptive: part of norms that C lets be", above=0, below=1)
     clip_lr: float = _setting(0.2, "for adaptive: how fast C moves", above=0, most=10)
     count_noise: float | None = _setting(
-        None, "for adaptive: noise on the count of norms; a twentieth of the batch if unset", above=0
+        None,
+        "for adaptive: noise on the count of norms; a twentieth of the batch if unset",
+        above=0,
     )
     clip_decay: float = _setting(
         1.0, "C at the first step over C at the last (Dynamic DP-SGD)", least=0.01, most=100

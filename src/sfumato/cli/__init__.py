@@ -11,8 +11,8 @@ from rich.console import Console
 
 from sfumato.errors import UserError
 
-# Threads that spin while they wait for one that is not scheduled make small networks a hundred times
-# slower on a busy machine. Read by PyTorch's OpenMP when it is loaded, which is later.
+# Threads that spin while they wait for one that is not scheduled make small networks a hundred
+# times slower on a busy machine. Read by PyTorch's OpenMP when it is loaded, which is later.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 VERBS = (

@@ -37,8 +37,8 @@ def describe(p: Progress) -> str:
 
 class _OnTerminal:
     def __init__(self, bar: Bar) -> None:
-        self._bar, self._task = bar, None
-        self._task: TaskID | None
+        self._bar = bar
+        self._task: TaskID | None = None
 
     def say(self, message: str) -> None:
         self._bar.console.print(escape(message), soft_wrap=True)

@@ -240,9 +240,6 @@ def images_below(folder: Path) -> list[Path]:
     return sorted(path for path in _walk(folder, set()) if path.suffix.lower() in EXTENSIONS)
 
 
-
-
-
 def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
     status = os.stat(folder)
     if (status.st_dev, status.st_ino) in seen:

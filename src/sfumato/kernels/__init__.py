@@ -1,18 +1,16 @@
 """Triton kernels, each beside the plain-PyTorch function that defines it.
 
-`load` registers them as `torch.ops.sfumato.*` where Triton is installed; everything works without.
+Where Triton is installed they are registered as `torch.ops.sfumato.*`; everything works without.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import importlib.util
 
+import torch
 
-@cache
-def load() -> bool:
-    """Register the kernels; False where there is no Triton."""
-    try:
-        from sfumato.kernels import conv  # noqa: F401
-    except ImportError:
-        return False
-    return True
+AVAILABLE = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+"""Whether the kernels can run here."""
+
+if AVAILABLE:
+    from sfumato.kernels import conv  # noqa: F401

@@ -5,9 +5,9 @@ The definition, for examples b, output channels o, filter taps (i, j) and input 
     G[b, o, i, j, c] = sum over views v and output positions (h, w) of
                        d[b, v, o, h, w] * x[b, v, c, h * stride + i * dilation - padding, ...]
 
-`sfumato.privacy.filters` computes it in plain PyTorch. Here it is an implicit matrix product for each
-example, (out, views * positions) by (views * positions, taps * in): nothing is unfolded, products are taken
-in the inputs' precision and accumulated in float32.
+`sfumato.privacy.filters` computes it in plain PyTorch. Here it is an implicit matrix product for
+each example, (out, views * positions) by (views * positions, taps * in): nothing is unfolded,
+products are taken in the inputs' precision and accumulated in float32.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from torch import Tensor
 Pair = tuple[int, int]
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]
     x, d, out,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-    WO: tl.constexpr, O: tl.constexpr, POSITIONS: tl.constexpr, VIEWS: tl.constexpr,
+    WO: tl.constexpr, OUT: tl.constexpr, POSITIONS: tl.constexpr,
+    VIEWS: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, KW: tl.constexpr, N: tl.constexpr,
@@ -42,7 +43,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     right = (tap % KW) * DIL_W - PAD_W
     across = (down * W + right) * C + n % C
     x += example * VIEWS * H * W * C
-    d += example * VIEWS * POSITIONS * O
+    d += example * VIEWS * POSITIONS * OUT
     total = tl.zeros((BO, BN), tl.float32)
     for start in range(0, VIEWS * POSITIONS, BT):
         t = start + tl.arange(0, BT)
@@ -52,7 +53,7 @@ def _kernel(  # type: ignore[no-untyped-def]
         pixel = (((t // POSITIONS) * H + row) * W + column) * C
         live = t < VIEWS * POSITIONS
         grads = tl.load(
-            d + t[:, None] * O + o[None, :], mask=live[:, None] & (o < O)[None, :], other=0.0
+            d + t[:, None] * OUT + o[None, :], mask=live[:, None] & (o < OUT)[None, :], other=0.0
         )
         r = row[:, None] + down[None, :]
         s = column[:, None] + right[None, :]
@@ -63,8 +64,8 @@ def _kernel(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         total = tl.dot(tl.trans(grads), tile, total)
-    where = out + example * O * N + o[:, None] * N + n[None, :]
-    keep = (o < O)[:, None] & (n < N)[None, :]
+    where = out + example * OUT * N + o[:, None] * N + n[None, :]
+    keep = (o < OUT)[:, None] & (n < N)[None, :]
     tl.store(where, total.to(out.dtype.element_ty), mask=keep)
 
 
@@ -105,6 +106,10 @@ def conv_weight_gradients(
     return grads
 
 
+def _pair(values: list[int]) -> Pair:
+    return values[0], values[1]
+
+
 @torch.library.custom_op(
     "sfumato::conv_weight_gradients", mutates_args=(), tags=(torch.Tag.needs_exact_strides,)
 )
@@ -117,8 +122,9 @@ def _operator(
     dilation: list[int],
     views: int,
 ) -> Tensor:
-    pairs = ((a[0], a[1]) for a in (kernel, stride, padding, dilation))
-    return conv_weight_gradients(x, d, *pairs, views)
+    return conv_weight_gradients(
+        x, d, _pair(kernel), _pair(stride), _pair(padding), _pair(dilation), views
+    )
 
 
 @_operator.register_fake

@@ -1,14 +1,15 @@
 """The layered pass as compiled graphs over leaves that stay where they are.
 
-Forward and backward pass become one pair of graphs, and so do the norms and the weighted sum. Gradients
-of reparametrised weights stay in the space of the weight: norms are taken through the parametrisation's
-`pullback`, and only the weighted sum is mapped to the parameters, once.
+Forward and backward pass become one pair of graphs, and so do the norms and the weighted sum.
+Gradients of reparametrised weights stay in the space of the weight: norms are taken through the
+parametrisation's `pullback`, and only the weighted sum is mapped to the parameters, once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +17,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from sfumato.privacy.layers import RULES, Own
-from sfumato.privacy.paths import kind_of
+from sfumato.privacy.paths import kind_of, tapped
 
 if TYPE_CHECKING:
     from sfumato.privacy.gradients import PerExample
+
+
+_ROUNDED_UP = 1 + 2e-4
+"""Squared norms are summed in float32 here; rounded up by this, they are never too small."""
 
 
 class NotCompiled(Exception):
@@ -48,7 +53,7 @@ class _Slot:
 
 @dataclass
 class Fused:
-    """Per-example gradients of one physical batch, as `sfumato.privacy.summing.Gradients` gives them."""
+    """Per-example gradients of one physical batch, in the space of the weights."""
 
     names: tuple[str, ...]
     losses: Tensor
@@ -58,8 +63,8 @@ class Fused:
     _sums: Callable[[list[Tensor], Tensor], list[Tensor]]
 
     def squared_norms(self) -> Tensor:
-        """Squared norms `(examples, parameters)`."""
-        return self._norms(self._grads).double()
+        """Squared norms `(examples, parameters)`, rounded up by one part in ten thousand."""
+        return self._norms(self._grads).double() * _ROUNDED_UP
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
         """Sum over examples of `weights[example, parameter] * gradient`, in parameter order.
@@ -90,11 +95,15 @@ class Compiled:
         self._names = {id(p): n for n, p in parameters.items()}
         self._order = tuple(parameters)
         self._by_value: dict[int, _Slot] = {}
+        self._frozen: list[tuple[Callable[[], Tensor], Tensor]] = []
         self._taps: dict[nn.Module, Callable[..., Any]] = {}
         for _, module, way in self.engine._ways():
             if way == "torch.func" or kind_of(module) not in RULES:
                 raise NotCompiled(f"{type(module).__name__} has no rule")
             self._taps[module] = self._tap(module)
+        behind = [name for slot in self.slots for name in slot.names]
+        if len(behind) != len(set(behind)) or set(behind) != set(self._order):
+            raise NotCompiled("a parameter is behind several weights, or behind none")
         self._fresh: tuple[int, ...] = ()
         self._forward = torch.compile(self._losses, dynamic=False)
         self._norms = torch.compile(self._squared, dynamic=False)
@@ -104,7 +113,12 @@ class Compiled:
         rule = RULES[kind_of(module)]
         weight = self._slot(module, "weight")
         bias = self._slot(module, "bias")
-        own = Own(self.engine.views, *self._values(module), *(s and s.leaf for s in (weight, bias)))
+        own = Own(
+            self.engine.views,
+            *self._values(module),
+            None if weight is None else weight.leaf,
+            None if bias is None else bias.leaf,
+        )
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             result: Tensor = rule(module, own, *args, **kwargs)
@@ -117,8 +131,10 @@ class Compiled:
         for name in ("weight", "bias"):
             slot = self._by_value.get(self._key(module, name))
             value = getattr(module, name, None)
-            frozen = None if value is None else _static(value, self.dtype)
-            found.append(frozen if slot is None else slot.value)
+            if slot is None and value is not None:
+                value = _static(value, self.dtype)
+                self._frozen.append((partial(getattr, module, name), value))
+            found.append(value if slot is None else slot.value)
         return found[0], found[1]
 
     @staticmethod
@@ -137,7 +153,7 @@ class Compiled:
             names, pullback = self._behind(module, name, value)
             static = _static(value, self.dtype)
             leaf = static.detach().expand(self.examples, *static.shape).requires_grad_()
-            slot = _Slot(lambda: getattr(module, name), static, leaf, names, pullback)
+            slot = _Slot(partial(getattr, module, name), static, leaf, names, pullback)
             self._by_value[key] = slot
             self.slots.append(slot)
         return self._by_value[key]
@@ -152,12 +168,18 @@ class Compiled:
         if len(steps) != 1 or not hasattr(steps[0], "pullback"):
             raise NotCompiled(f"the {name} of a {kind_of(module).__name__} has no closed pullback")
         step = steps[0]
-        raw = module.parametrizations[name].original  # type: ignore[index]
+        raw = module.parametrizations[name].original  # type: ignore[index, union-attr]
         behind = [raw, *step.parameters()]
         if any(id(p) not in self._names for p in behind):
             raise NotCompiled("a reparametrised weight is partly frozen")
 
         def pullback(gradient: Tensor) -> tuple[Tensor, ...]:
+            if getattr(step, "any_order", False):
+                # Filters lie in memory with their channels last: go over them in that order.
+                own, *rest = step.pullback(
+                    raw.detach().permute(0, 2, 3, 1), gradient.permute(0, 1, 3, 4, 2)
+                )
+                return own.permute(0, 1, 4, 2, 3), *rest
             back = step.pullback(raw.detach(), gradient)
             return back if isinstance(back, tuple) else (back,)
 
@@ -165,25 +187,23 @@ class Compiled:
 
     def refresh(self) -> None:
         """Copy the parameters' current values to where the graphs read them."""
-        version = tuple(p._version for p in self.engine.trainable.values())
+        version = tuple(p._version for p in self.engine.model.parameters())
         if version != self._fresh:
             with torch.no_grad():
                 for slot in self.slots:
                     slot.value.copy_(slot.read())
+                for read, value in self._frozen:
+                    value.copy_(read())
             self._fresh = version
 
     def __call__(self, x: Tensor, y: Tensor) -> Fused:
         """Per-example gradients of `examples` examples."""
-        from sfumato.privacy.gradients import _tapped
-
         self.refresh()
-        with torch.enable_grad(), _tapped(self._taps):
+        with torch.enable_grad(), tapped(self._taps):
             total, losses, outputs = self._forward(x.to(self.dtype), y)
             leaves = [slot.leaf for slot in self.slots]
             grads = list(torch.autograd.grad(total, leaves))
-        return Fused(
-            self._order, losses.detach(), outputs.detach(), grads, self._norms, self._sums
-        )
+        return Fused(self._order, losses.detach(), outputs.detach(), grads, self._norms, self._sums)
 
     def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         views = self.engine.views
@@ -198,7 +218,7 @@ class Compiled:
             wide = grad.float()
             back = (wide,) if slot.pullback is None else slot.pullback(wide)
             for name, part in zip(slot.names, back, strict=True):
-                columns[name] = part.flatten(1).square().sum(1)
+                columns[name] = part.square().sum(tuple(range(1, part.dim())))
         return torch.stack([columns[name] for name in self._order], 1)
 
     def _summed(self, grads: list[Tensor], weights: Tensor) -> list[Tensor]:
@@ -214,6 +234,8 @@ class Compiled:
 
 
 def _static(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in the compute precision, filters in channels_last, that later values are copied to."""
+    """A copy in the compute precision, channels last, that later values are copied to."""
     copy = value.detach().to(dtype, copy=True)
-    return copy.contiguous(memory_format=torch.channels_last) if copy.dim() == 4 else copy.contiguous()
+    return (
+        copy.contiguous(memory_format=torch.channels_last) if copy.dim() == 4 else copy.contiguous()
+    )

@@ -38,7 +38,7 @@ def conv_weight_gradients(
     Returns:
         `(rows / views, out, in / groups, *kernel)`, possibly strided.
     """
-    if groups == 1 and x.is_cuda and x.dtype in _NARROW and x.dtype == d.dtype and kernels.load():
+    if kernels.AVAILABLE and x.is_cuda and groups == 1 and x.dtype in _NARROW:
         last = torch.channels_last
         grads: Tensor = torch.ops.sfumato.conv_weight_gradients(
             x.contiguous(memory_format=last), d.contiguous(memory_format=last),

@@ -13,8 +13,7 @@ The walk is then checked on this very model before the first batch counts: see `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,10 +22,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sfumato.errors import UserError
+from sfumato.privacy.compiled import Compiled
 from sfumato.privacy.layers import RULES, Own
-from sfumato.privacy.paths import Path, assign, kind_of, size_of
+from sfumato.privacy.paths import Path, Tapped, assign, kind_of, size_of, tapped
 from sfumato.privacy.refuse import refuse_mixing_layers
-from sfumato.privacy.summing import Gradients
+from sfumato.privacy.summing import Gradients, PerExampleGradients
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -93,9 +93,6 @@ class _Leaves:
         )
 
 
-Tapped = Callable[..., Any]
-
-
 def _by_rule(name: str, module: nn.Module, rule: Any, leaves: _Leaves) -> Tapped:
     def forward(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if input.dim() < 2 or input.shape[0] != leaves.examples * leaves.views:
@@ -154,6 +151,8 @@ class PerExample:
         views: Rows per example, in example-major order. The loss of an example is the mean over
             its views, so its gradient is averaged over them before anything is clipped.
         check: Compare with the one-example-at-a-time reference before the first batch.
+        precision: Compute in this precision where a compiled pass fits the model; norms and sums
+            are in float32 whatever it is. None for the model's own precision, not compiled.
 
     Attributes:
         method: How the last batch was run: one of `METHODS`.
@@ -167,12 +166,20 @@ class PerExample:
     """
 
     def __init__(
-        self, model: nn.Module, *, loss: Loss = cross_entropy, views: int = 1, check: bool = True
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss = cross_entropy,
+        views: int = 1,
+        check: bool = True,
+        precision: torch.dtype | None = None,
     ) -> None:
         if views < 1:
             raise UserError(f"An example needs at least one view, not {views}.")
         refuse_mixing_layers(model)
         self.model, self.loss, self.views, self.check = model, loss, views, check
+        self.precision = precision
+        self._compiled: dict[object, Compiled | None] = {}
         self.method: str | None = None
         self.passed_over: dict[str, str] = {}
         self._checked: dict[object, tuple[str, int]] = {}
@@ -183,7 +190,7 @@ class PerExample:
         """The parameters to train, by name, shared ones once."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def __call__(self, x: Tensor, y: Tensor) -> Gradients:
+    def __call__(self, x: Tensor, y: Tensor) -> PerExampleGradients:
         """Per-example gradients for `len(y)` examples of `views` rows each."""
         if x.shape[0] != y.shape[0] * self.views:
             raise ValueError(
@@ -192,8 +199,12 @@ class PerExample:
             )
         if y.shape[0] == 0:
             return self._empty(x)
+        method = self._method_for(x, y)
+        compiled = self._compiled_for(x, y) if method == "layers" else None
+        if compiled is not None:
+            return compiled(x, y)
         try:
-            return self._run(self._method_for(x, y), x, y)
+            return self._run(method, x, y)
         except NotPerLayer:
             # What these very inputs make the model do was not seen in the checks.
             return self._run("loop", x, y)
@@ -216,6 +227,17 @@ class PerExample:
             self._checked[signature] = method, y.shape[0]
         self.method = method
         return method
+
+    def _compiled_for(self, x: Tensor, y: Tensor) -> Compiled | None:
+        """The compiled pass for batches like this one, if it is asked for and fits the model."""
+        if self.precision is None:
+            return None
+        key = (tuple(x.shape), self.precision, self.model.training, tuple(self.trainable))
+        if key not in self._compiled:
+            from sfumato.privacy.probe import compiled_pass
+
+            self._compiled[key] = compiled_pass(self, x, y, self.precision)
+        return self._compiled[key]
 
     def paths(self) -> list[Path]:
         """Which module takes which path; complete once a first batch has been seen."""
@@ -260,7 +282,7 @@ class PerExample:
                     taps[module] = _by_vmap(name, module, leaves)
                 else:
                     taps[module] = _by_rule(name, module, RULES[kind_of(module)], leaves)
-        with torch.enable_grad(), _tapped(taps):
+        with torch.enable_grad(), tapped(taps):
             outputs, losses = per_example_losses(self.model, self.loss, x, y, self.views)
             tensors = self._collect(losses.sum(), leaves, by_id)
         shapes = tuple(p.shape for p in by_id.values())
@@ -293,22 +315,6 @@ class PerExample:
                     key = id(parameter)
                     found[key] = found[key] + part if key in found else part
         return [found.get(id(p)) for p in theta]
-
-
-@contextmanager
-def _tapped(taps: dict[nn.Module, Tapped]) -> Iterator[None]:
-    """Give modules another forward for the time of one pass."""
-    before = {module: module.__dict__.get("forward") for module in taps}
-    for module, forward in taps.items():
-        module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        for module, forward_before in before.items():
-            if forward_before is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = forward_before
 
 
 __all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy", "per_example_losses"]

@@ -12,10 +12,11 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting import AccountantName, Step, merge
 from sfumato.privacy.accounting import epsilon as account
 from sfumato.privacy.clipping import ClippingRule
-from sfumato.privacy.gradients import Gradients, Loss, PerExample, cross_entropy
+from sfumato.privacy.gradients import Loss, PerExample, cross_entropy
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.precision import widest
 from sfumato.privacy.sampling import PoissonSampler
+from sfumato.privacy.summing import PerExampleGradients
 
 
 @dataclass
@@ -143,7 +144,7 @@ class PrivateGradients:
             raise ValueError(f"{y.shape[0]} examples have {tuple(weights.shape)} weights")
         self._add(self.per_example(x, y), y, weights)
 
-    def _add(self, gradients: Gradients, y: Tensor, weights: Tensor | None) -> None:
+    def _add(self, gradients: PerExampleGradients, y: Tensor, weights: Tensor | None) -> None:
         drawn = torch.ones(y.shape[0], dtype=torch.bool, device=y.device)
         if weights is not None:
             drawn = weights.to(y.device) > 0

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
 
 from sfumato.privacy.layers import RULES
+
+Tapped = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -60,3 +65,19 @@ def assign(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
 
     walk("", model)
     return [(name, module, way) for module, (name, way) in assigned.items()]
+
+
+@contextmanager
+def tapped(taps: dict[nn.Module, Tapped]) -> Iterator[None]:
+    """Give modules another forward for the time of one pass."""
+    before = {module: module.__dict__.get("forward") for module in taps}
+    for module, forward in taps.items():
+        module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        for module, forward_before in before.items():
+            if forward_before is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = forward_before

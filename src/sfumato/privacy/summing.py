@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,33 @@ from sfumato.privacy.precision import full_precision, widest
 _CHUNK = 256
 """Squares added up in float32 before float64 takes over: at most 256 roundings of 2^-24 each keep
 the norm right to 8e-6 in any order of summation, within the clipping rules' margin of 1e-5."""
+
+
+class PerExampleGradients(Protocol):
+    """Per-example gradients as the mechanism needs them: norms, then a weighted sum."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Trainable parameters, in the order of every other sequence here."""
+        ...
+
+    @property
+    def losses(self) -> Tensor:
+        """Loss of each example."""
+        ...
+
+    @property
+    def outputs(self) -> Tensor | None:
+        """The model's outputs, one row per view."""
+        ...
+
+    def squared_norms(self) -> Tensor:
+        """Squared norms `(examples, parameters)`."""
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        """Sum over examples of `weights[example, parameter] * gradient`, in parameter order."""
+        ...
 
 
 @dataclass

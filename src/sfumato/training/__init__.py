@@ -1,0 +1,1 @@
+"""The loop, optimizers, averaging, checkpoints and the run folder."""

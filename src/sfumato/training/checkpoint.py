@@ -77,7 +77,7 @@ def read(path: Path) -> Checkpoint | None:
 
 def latest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
     """The newest checkpoint that is whole, and the damaged ones passed over to find it."""
-    damaged = []
+    damaged: list[Path] = []
     for path in reversed(_all(folder)):
         checkpoint = read(path)
         if checkpoint is not None:

@@ -81,7 +81,7 @@ class Classifier(nn.Module):
         self.network.eval()
         parts = [
             self(self.normalise(part.to(device))).softmax(1).cpu()
-            for part in images.split(batch)
+            for part in torch.split(images, batch)
             if len(part)
         ]
         self.network.train(training)
@@ -145,6 +145,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
-        raise UserError(f"The weights in {path} do not fit '{description.model}': {error}") from None
+        raise UserError(
+            f"The weights in {path} do not fit '{description.model}': {error}"
+        ) from None
     network.eval()
     return Classifier(network, description)

@@ -32,6 +32,8 @@ from sfumato.training.reporter import Progress, Reporter
 from sfumato.training.setup import Plan
 
 _CHECKPOINT_SECONDS = 20.0
+_BEYOND = 1e15
+"""Weights that are this large have diverged, if gradients are no longer finite either."""
 
 
 class Stopped(Exception):
@@ -62,7 +64,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         r = self.recipe
-        self.model.to(self.device, memory_format=torch.channels_last)
+        self.model.to(device=self.device)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         t = r.training
         augment = Augment(
             crop=r.augment.crop,
@@ -253,8 +256,8 @@ class Loop:
     def _explain_not_finite(self, number: int) -> None:
         if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
             raise UserError(
-                f"The weights stopped being finite numbers before step {number}. Lower the learning "
-                f"rate (optimizer.lr = {self.recipe.optimizer.lr:g})."
+                f"The weights stopped being finite numbers before step {number}. Lower the "
+                f"learning rate (optimizer.lr = {self.recipe.optimizer.lr:g})."
             )
 
     def _check_divergence(self, statistics: BatchStatistics, number: int) -> None:
@@ -294,7 +297,7 @@ class Loop:
         right, loss = 0, 0.0
         self.model.eval()
         with weights:
-            for indices in torch.arange(count).split(512):
+            for indices in torch.split(torch.arange(count), 512):
                 images, labels = store.gather(indices)
                 x = store.normalise(images).contiguous(memory_format=torch.channels_last)
                 outputs = self.model(x)

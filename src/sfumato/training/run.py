@@ -90,8 +90,8 @@ def train(
     if donor:
         words = fill.describe(model, donor, recipe.start, classes=len(dataset.classes))
         origin = replace(origin, words=words)
-    setup.check_methods(recipe, plan, dataset, model)
-    for remark in fill.remarks(recipe, origin, model):
+    remarks = setup.check_methods(recipe, plan, dataset, model)
+    for remark in (*remarks, *fill.remarks(recipe, origin, model)):
         reporter.say(remark)
     views = recipe.training.views + recipe.training.self_mix
     physical = recipe.training.physical_batch or setup.physical_batch(

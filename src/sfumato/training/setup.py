@@ -27,7 +27,7 @@ from sfumato.privacy.clipping import (
 from sfumato.privacy.composition import curve_after, noise_multiplier_after, steps_after
 from sfumato.privacy.noise import GaussianNoise, Randomness
 from sfumato.privacy.sampling import PoissonSampler
-from sfumato.recipe import Privacy, Recipe
+from sfumato.recipe import Augment, Privacy, Recipe
 from sfumato.training import fill, schedules
 from sfumato.training.start import Donor
 
@@ -210,11 +210,19 @@ def clipping_rule(p: Privacy, batch: float, sigma: float) -> ClippingRule:
             return Flat(p.clip)
 
 
-def check_methods(recipe: Recipe, plan: Plan, dataset: Dataset, model: nn.Module) -> None:
-    """Refuse what does not go with this model or this data, before anything is written."""
+def check_methods(
+    recipe: Recipe, plan: Plan, dataset: Dataset, model: nn.Module
+) -> tuple[str, ...]:
+    """Refuse what does not go with this model or this data; remark on what does nothing."""
     schedules.check(recipe, dataset)
     named = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
     plan.clipping.bind(list(named), list(named.values()))
+    if recipe.training.views > 1 and recipe.augment == Augment(padding=recipe.augment.padding):
+        return (
+            f"All {recipe.training.views} views of an image are the same, as nothing in [augment] "
+            "is on: training.views = 1 would give the same in less time.",
+        )
+    return ()
 
 
 def build_model(
