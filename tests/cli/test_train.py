@@ -1,4 +1,4 @@
-"""`sfumato train` as a newcomer meets it: what it leaves, and what it says when something is wrong."""
+"""`sfumato train` as a newcomer meets it: what it leaves, and what it says of mistakes."""
 
 from __future__ import annotations
 
@@ -371,7 +371,8 @@ def test_memory_that_runs_out_is_halved_without_changing_the_result(
 def test_ctrl_c_from_outside(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sfumato", "train", "--out", str(tmp_path / "r"),
                "--seed", "0", "--set", "training.steps=4000", "--set", "privacy.epsilon=90.0",
-               "--set", "privacy.noise_multiplier=60.0", "--set", "training.log_every=50"]  # fmt: skip
+               "--set", "privacy.noise_multiplier=60.0",
+               "--set", "training.log_every=50"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
     while not (tmp_path / "r" / files.METRICS).exists() and time.monotonic() < deadline:

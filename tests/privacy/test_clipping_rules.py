@@ -23,7 +23,7 @@ from sfumato.privacy import (
     Unclipped,
     one_at_a_time,
 )
-from sfumato.privacy.clipping import group_parameters, layer_of
+from sfumato.privacy.grouping import group_parameters, layer_of
 
 RULES: dict[str, ClippingRule] = {
     "flat": Flat(0.7),

@@ -30,7 +30,7 @@ RECIPE = {
     "training": {
         "seed": 7,
         "batch": 400,
-        "steps": 60,
+        "steps": 240,
         "average": 0.9,
         "views": 2,
         "checkpoint_every": 4,
@@ -81,7 +81,7 @@ def main() -> None:
             code = 1
             try:
                 if killed < kills and killed % 2:
-                    die_at_operation(rng.randrange(3, 40))
+                    die_at_operation(rng.randrange(3, 25))
                 live(folder)
                 code = 0
             except BaseException:
@@ -89,7 +89,7 @@ def main() -> None:
             finally:
                 os._exit(code)
         if killed < kills and killed % 2 == 0:
-            time.sleep(rng.uniform(0.3, 1.6))
+            time.sleep(rng.uniform(0.2, 1.0))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):

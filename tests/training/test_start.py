@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,14 @@ def test_noise_after_a_history_is_the_least_that_fits(
     assert spent(sigma) <= target < spent(sigma - unit)
 
 
+@pytest.mark.parametrize("last", [1, 2, 3, 40, 41, 998, 999])
+@pytest.mark.parametrize("begin", [1, 2, 37, 40, 500, 999])
+def test_a_rough_answer_is_made_exact_from_either_side(last: int, begin: int) -> None:
+    assert composition._refined(lambda n: n <= last, begin, bad=1000) == last
+    assert composition._refined(lambda n: n >= last, begin, bad=0) == last
+    assert composition._bisected(lambda n: n <= last, good=1, bad=1000) == last
+
+
 def test_without_a_history_nothing_changes() -> None:
     budget = {"epsilon": 2.0, "delta": 1e-5, "q": 0.1, "accountant": "rdp"}
     same: Any = composition
@@ -476,6 +485,14 @@ def test_a_model_without_a_head_must_be_told_what_to_draw_anew(place: Path) -> N
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(UserError, match="no layer called 'head'"):
         fill.matching(model, donor, Start(), classes=10)
+
+
+def test_a_start_with_more_layers_is_another_network(place: Path) -> None:
+    donor = start.open_donor(head_only(place))
+    assert donor is not None
+    parts = OrderedDict[str, nn.Module](conv1=nn.Conv2d(1, 4, 3), head=nn.Linear(4, 10))
+    with pytest.raises(UserError, match=r"2 of 4 .* conv2\.weight is only in the source"):
+        fill.matching(nn.Sequential(parts), donor, Start(), classes=10)
 
 
 def test_weights_that_do_not_say_what_they_saw(place: Path, tmp_path: Path) -> None:

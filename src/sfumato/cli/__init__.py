@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
 import typer
@@ -11,12 +10,9 @@ from rich.console import Console
 
 from sfumato.errors import UserError
 
-# Threads that spin while they wait for one that is not scheduled make small networks a hundred
-# times slower on a busy machine. Read by PyTorch's OpenMP when it is loaded, which is later.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
 VERBS = (
-    "train", "pretrain", "evaluate", "predict", "budget", "verify", "recipes", "models", "data",
+    "train", "pretrain", "evaluate", "predict", "budget", "plan", "verify", "recipes", "models",
+    "data",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -85,6 +85,7 @@ def _dataset(
     """The data asked for, as the model takes it; the run's own exactly as it was in training."""
     from sfumato import recipes
     from sfumato.data import load
+    from sfumato.data.subset import subset
     from sfumato.recipe import Data
     from sfumato.training.files import RECIPE
 
@@ -114,6 +115,8 @@ def _dataset(
         raise UserError(
             f"{error} (The run was trained on '{settings.name}'; --data names another place.)"
         ) from None
+    if data is None:
+        dataset = subset(dataset, settings.subset, seed=settings.split_seed)
     if (dataset.channels, *dataset.size) != shape:
         raise UserError(
             f"The images of '{dataset.name}' are {_shape(dataset.channels, *dataset.size)} "

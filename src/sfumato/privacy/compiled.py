@@ -105,9 +105,9 @@ class Compiled:
         if len(behind) != len(set(behind)) or set(behind) != set(self._order):
             raise NotCompiled("a parameter is behind several weights, or behind none")
         self._fresh: tuple[int, ...] = ()
-        self._forward = torch.compile(self._losses, dynamic=False)
-        self._norms = torch.compile(self._squared, dynamic=False)
-        self._sums = torch.compile(self._summed, dynamic=False)
+        self._forward = torch.compile(self._losses, dynamic=False, fullgraph=True)
+        self._norms = torch.compile(self._squared, dynamic=False, fullgraph=True)
+        self._sums = torch.compile(self._summed, dynamic=False, fullgraph=True)
 
     def _tap(self, module: nn.Module) -> Callable[..., Tensor]:
         rule = RULES[kind_of(module)]
@@ -118,6 +118,7 @@ class Compiled:
             *self._values(module),
             None if weight is None else weight.leaf,
             None if bias is None else bias.leaf,
+            cast=False,
         )
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
@@ -215,7 +216,7 @@ class Compiled:
     def _squared(self, grads: list[Tensor]) -> Tensor:
         columns: dict[str, Tensor] = {}
         for slot, grad in zip(self.slots, grads, strict=True):
-            wide = grad.float()
+            wide = grad.to(_at_least_float32(grad))
             back = (wide,) if slot.pullback is None else slot.pullback(wide)
             for name, part in zip(slot.names, back, strict=True):
                 columns[name] = part.square().sum(tuple(range(1, part.dim())))
@@ -226,11 +227,16 @@ class Compiled:
         for slot, grad in zip(self.slots, grads, strict=True):
             for k, name in enumerate(slot.names):
                 column = weights[:, self._order.index(name)].view(-1, *(1,) * (grad.dim() - 1))
-                total = torch.where(column == 0, 0.0, grad.float() * column).sum(0)
+                wide = grad.to(_at_least_float32(grad))
+                total = torch.where(column == 0, 0.0, wide * column.to(wide.dtype)).sum(0)
                 if slot.pullback is not None:
                     total = slot.pullback(total.unsqueeze(0))[k].squeeze(0)
                 sums[name] = total
         return [sums[name] for name in self._order]
+
+
+def _at_least_float32(t: Tensor) -> torch.dtype:
+    return torch.promote_types(t.dtype, torch.float32)
 
 
 def _static(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -34,6 +34,8 @@ class Own:
         bias: The bias's value, or None.
         weight_leaf: The weight's per-example leaf, or None where it is not trained.
         bias_leaf: The bias's per-example leaf, likewise.
+        cast: Whether to cast as `torch.autocast` would; False where the values already are in the
+            precision of the pass.
     """
 
     views: int
@@ -41,6 +43,7 @@ class Own:
     bias: Tensor | None
     weight_leaf: Tensor | None
     bias_leaf: Tensor | None
+    cast: bool = True
 
 
 Rule = Callable[..., Tensor]
@@ -155,6 +158,8 @@ def _values(x: Tensor, own: Own) -> tuple[Tensor, Tensor, Tensor | None]:
     """Input and plain values of a layer, cast as `torch.autocast` would cast them around it."""
     weight, bias = own.weight, own.bias
     assert weight is not None
+    if not own.cast:
+        return x, weight, bias
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)

@@ -110,18 +110,34 @@ def calibrated(
         return accounting.epsilon(history, delta=delta, accountant=accountant)
 
     units = max(1, round(guess / 10.0**exponent))
-    good, bad = 10**9, 0
-    while good - bad > 1:
+    fits: tuple[int, float] | None = None
+    exceeds: tuple[int, float] | None = None
+    while True:
         value = spent(units)
-        good, bad = (units, bad) if value <= epsilon else (good, units)
-        if 0.999 * epsilon < value <= epsilon:
-            break
-        slope = math.exp(min(2.0, abs(math.log(value / epsilon)) / 1.1 + 0.5 / units))
-        units = math.ceil(units * slope) if value > epsilon else math.floor(units / slope)
-        if not bad < units < good:
-            far = good == 10**9 or bad == 0
-            units = (good - 1 if good < 10**9 else bad + 1) if far else (good + bad) // 2
-    return course.scaled(good * 10.0**exponent)
+        if value <= epsilon:
+            fits = units, value
+        else:
+            exceeds = units, value
+        if fits is not None and (
+            fits[1] > 0.999 * epsilon or fits[0] - (exceeds[0] if exceeds else 0) == 1
+        ):
+            return course.scaled(fits[0] * 10.0**exponent)
+        units = _between(fits, exceeds, 0.9997 * epsilon)
+
+
+def _between(
+    fits: tuple[int, float] | None, exceeds: tuple[int, float] | None, target: float
+) -> int:
+    """Where epsilon meets the target if it is a power of the noise, between what is known."""
+    if fits is not None and exceeds is not None and math.isfinite(exceeds[1]):
+        rise = math.log(exceeds[1] / fits[1]) / math.log(exceeds[0] / fits[0])
+        units = round(fits[0] * math.exp(math.log(target / fits[1]) / rise))
+        return min(max(units, exceeds[0] + 1), fits[0] - 1)
+    if fits is None:
+        assert exceeds is not None
+        return math.ceil(exceeds[0] * min(2.0, math.pow(exceeds[1] / target, 0.7))) + 1
+    low = exceeds[0] if exceeds else 0
+    return max(low + 1, math.floor(fits[0] * max(0.5, math.pow(fits[1] / target, 0.7))) - 1)
 
 
 def affordable(

@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.data import Augment, Dataset, ImageStore, Views
+from sfumato.data import Dataset, ImageStore
 from sfumato.errors import UserError
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import BatchStatistics, PrivateGradients
 from sfumato.privacy.noise import Randomness
 from sfumato.privacy.sampling import physical_batches
 from sfumato.recipe import Recipe
-from sfumato.training import checkpoint, optimizers, schedules
+from sfumato.training import checkpoint, optimizers, schedules, setup
 from sfumato.training.averaging import Average
 from sfumato.training.files import CHECKPOINTS
 from sfumato.training.interrupt import StopRequest
@@ -67,25 +67,7 @@ class Loop:
         self.model.to(device=self.device)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         t = r.training
-        augment = Augment(
-            crop=r.augment.crop,
-            padding_mode=r.augment.padding,
-            flip=r.augment.flip,
-            vertical_flip=r.augment.vertical_flip,
-            rot90=r.augment.rot90,
-            rotate=r.augment.rotate,
-            cutout=r.augment.cutout,
-            brightness=r.augment.brightness,
-            contrast=r.augment.contrast,
-            saturation=r.augment.saturation,
-        )
-        self.views = Views(
-            augment=augment,
-            count=t.views,
-            clean=t.clean_view,
-            mixtures=t.self_mix,
-            alpha=t.mix_alpha,
-        )
+        self.views = setup.views(r)
         self.private = PrivateGradients(
             self.model,
             sampler=self.plan.sampler,
@@ -131,8 +113,8 @@ class Loop:
             self.average.load(state.part("average"))
         self.step = state.step
         self.private.history = self.plan.history(state.step)
-        self.private.clipping = self.private.clipping.restored(state.numbers["clipping"])
-        self.watch.load(state.numbers["watch"])
+        self.private.clipping = self.private.clipping.restored(state.numbers.get("clipping", {}))
+        self.watch.load(state.numbers.get("watch", {}))
         self.not_finite = int(state.numbers["not_finite"])
 
     def save(self) -> None:
@@ -254,10 +236,10 @@ class Loop:
         )
 
     def _explain_not_finite(self, number: int) -> None:
-        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
+        if not all(bool((p.abs() < _BEYOND).all()) for p in self.model.parameters()):
             raise UserError(
-                f"The weights stopped being finite numbers before step {number}. Lower the "
-                f"learning rate (optimizer.lr = {self.recipe.optimizer.lr:g})."
+                f"The weights grew beyond all bounds before step {number}. Lower the learning "
+                f"rate (optimizer.lr = {self.recipe.optimizer.lr:g})."
             )
 
     def _check_divergence(self, statistics: BatchStatistics, number: int) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from sfumato import models
-from sfumato.data import Dataset
+from sfumato.data import Dataset, Views
+from sfumato.data import augment as augmentations
 from sfumato.errors import UserError
 from sfumato.privacy import varying
 from sfumato.privacy.accounting import AccountantName, Step, epsilon
@@ -223,6 +224,30 @@ def check_methods(
             "is on: training.views = 1 would give the same in less time.",
         )
     return ()
+
+
+def views(recipe: Recipe) -> Views:
+    """The views of an example that a recipe asks for."""
+    a, t = recipe.augment, recipe.training
+    augment = augmentations.Augment(
+        crop=a.crop,
+        padding_mode=a.padding,
+        flip=a.flip,
+        vertical_flip=a.vertical_flip,
+        rot90=a.rot90,
+        rotate=a.rotate,
+        cutout=a.cutout,
+        brightness=a.brightness,
+        contrast=a.contrast,
+        saturation=a.saturation,
+    )
+    return Views(
+        augment=augment,
+        count=t.views,
+        clean=t.clean_view,
+        mixtures=t.self_mix,
+        alpha=t.mix_alpha,
+    )
 
 
 def build_model(

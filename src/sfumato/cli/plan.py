@@ -1,0 +1,204 @@
+"""`sfumato plan`: which batch and how many steps, for a privacy budget that is fixed.
+
+Papernot et al. (2019, section 5.2) fix epsilon and compare batch sizes, as larger batches drown
+less in noise but cost more views. This shows both sides for a grid, before anything is trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from sfumato.errors import UserError
+
+if TYPE_CHECKING:
+    from sfumato.privacy.accounting import AccountantName
+
+STEPS = (250, 500, 1000, 2000)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One place in the grid.
+
+    Attributes:
+        batch: Expected batch B.
+        steps: Number of steps T.
+        epochs: Passes over the training set.
+        noise_multiplier: Sigma, solved for from the budget.
+        effective_noise: Sigma / B, the noise on the mean gradient in units of C.
+        signal_to_noise: B / sigma, of one step.
+        signal_to_noise_run: B √T / sigma, of the sum of all steps if they all pointed one way.
+        views: Views to process: B T K.
+    """
+
+    batch: int
+    steps: int
+    epochs: float
+    noise_multiplier: float
+    effective_noise: float
+    signal_to_noise: float
+    signal_to_noise_run: float
+    views: int
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(plan)
+
+
+def plan(
+    epsilon: float = typer.Option(..., help="Privacy budget."),
+    delta: float = typer.Option(1e-5, help="Less than 1 / number of training examples."),
+    data: str = typer.Option(None, help="A known data set, such as cifar10."),
+    examples: int = typer.Option(None, help="Instead of --data: number of training examples."),
+    batch: list[int] = typer.Option(
+        [], help="Expected batches to compare; four powers of two if not given."
+    ),
+    steps: list[int] = typer.Option([], help="Numbers of steps to compare; 250 to 2000."),
+    views: int = typer.Option(1, help="Views per example, for the cost."),
+    accountant: str = typer.Option("pld", help="pld (tight) or rdp (as in most papers)."),
+    plot: Path = typer.Option(None, help="Draw the grid into this new PNG file."),
+    json: bool = typer.Option(False, "--json", help="Print the grid as JSON."),
+) -> None:
+    """Compare batches and numbers of steps that spend the same privacy budget.
+
+    For example `sfumato plan --epsilon 3 --data cifar10`. Read it from right to left: what can you
+    pay in views, and which row has the largest signal-to-noise for it?
+    """
+    from sfumato.cli.budget import _accountant, _examples
+    from sfumato.cli.budget_picture import check_new
+    from sfumato.privacy.calibration import check_delta, check_epsilon
+
+    name, n = _accountant(accountant), _examples(examples, data)
+    check_epsilon(epsilon)
+    check_delta(delta, n)
+    batches = sorted(set(batch)) or default_batches(n)
+    counts = sorted(set(steps)) or list(STEPS)
+    _check(batches, counts, views, n)
+    if plot is not None:
+        check_new(plot)
+        if plot.suffix.lower() != ".png":
+            raise UserError(f"--plot {plot}: the name must end in .png.")
+    wanted = [(b, t) for b in batches for t in counts]
+    found = [
+        choice(b, t, n, epsilon=epsilon, delta=delta, views=views, accountant=name)
+        for b, t in _watched(wanted)
+    ]
+    if plot is not None:
+        from sfumato.cli.plan_picture import draw
+
+        draw(plot, found, title=f"N = {n}, ε = {epsilon:g}, δ = {delta:g}, {name.upper()}")
+    if json:
+        import json as writer
+
+        typer.echo(writer.dumps([asdict(c) for c in found], indent=1))
+    else:
+        _print_table(found, f"ε = {epsilon:g}, δ = {delta:g}, N = {n}, by {name.upper()}")
+        if plot is not None:
+            typer.echo(f"Picture: {plot}")
+
+
+def default_batches(examples: int) -> list[int]:
+    """Up to four powers of two, the largest at most a quarter of the training set."""
+    top = max(0, math.floor(math.log2(max(1, examples / 4))))
+    return [2**k for k in range(max(0, top - 3), top + 1)]
+
+
+def choice(
+    batch: int,
+    steps: int,
+    examples: int,
+    *,
+    epsilon: float,
+    delta: float,
+    views: int = 1,
+    accountant: AccountantName = "pld",
+) -> Choice:
+    """What a batch and a number of steps mean under a budget."""
+    from sfumato.privacy.calibration import noise_multiplier_for
+
+    q = batch / examples
+    sigma = noise_multiplier_for(
+        epsilon=epsilon, delta=delta, q=q, steps=steps, accountant=accountant
+    )
+    return Choice(
+        batch=batch,
+        steps=steps,
+        epochs=steps * q,
+        noise_multiplier=sigma,
+        effective_noise=sigma / batch,
+        signal_to_noise=batch / sigma,
+        signal_to_noise_run=batch * math.sqrt(steps) / sigma,
+        views=batch * steps * views,
+    )
+
+
+def _check(batches: Sequence[int], counts: Sequence[int], views: int, examples: int) -> None:
+    from sfumato.privacy.calibration import check_steps
+
+    for b in batches:
+        if not 1 <= b <= examples:
+            raise UserError(f"--batch {b} must be between 1 and the {examples} training examples.")
+    for t in counts:
+        check_steps(t)
+    if views < 1:
+        raise UserError(f"--views {views}: an example has at least one view.")
+
+
+def _watched(wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The places of the grid, with a bar on a terminal's stderr."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    yield from track(
+        wanted,
+        description="solving for the noise",
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+def _print_table(found: Sequence[Choice], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    best = max(c.signal_to_noise for c in found)
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    for column in ("batch", "steps", "epochs", "σ", "σ/B", "B/σ", "of best", "B√T/σ", "views"):
+        table.add_column(column, justify="right")
+    for i, c in enumerate(found):
+        table.add_row(
+            f"{c.batch}",
+            f"{c.steps}",
+            f"{c.epochs:.3g}",
+            f"{c.noise_multiplier:g}",
+            f"{c.effective_noise:.2e}",
+            f"{c.signal_to_noise:.4g}",
+            f"{100 * c.signal_to_noise / best:.0f} %",
+            f"{c.signal_to_noise_run:.4g}",
+            f"{short(c.views)}",
+            end_section=i + 1 < len(found) and found[i + 1].batch != c.batch,
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        "σ/B is the noise on the mean gradient in units of C; B/σ is the signal-to-noise of a step "
+        "and B√T/σ that of all steps together, if all examples agreed. Views are what it costs.",
+        soft_wrap=True,
+    )
+
+
+def short(count: float) -> str:
+    """`1.2 M` for 1 234 567."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:g}"

@@ -1,0 +1,116 @@
+"""`sfumato plan`: the grid, its numbers, its picture, its refusals; and the chain of paper 003."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfumato import recipes
+from sfumato.cli import main
+from sfumato.cli.plan import default_batches
+from sfumato.privacy.accounting import Step, epsilon
+from sfumato.recipe import differences
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = ("--examples", "2000", "--batch", "50", "--batch", "200", "--steps", "20", "--steps", "80")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sfumato", "plan", *args])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        code = stopped.value.code
+        return (code if isinstance(code, int) else 0), out, " ".join(err.split())
+
+    return call
+
+
+def test_every_choice_spends_the_budget_and_no_more(run: Run) -> None:
+    code, out, _ = run("--epsilon", "2", *SMALL, "--views", "4", "--json")
+    assert code == 0
+    grid = json.loads(out)
+    assert [(c["batch"], c["steps"]) for c in grid] == [(50, 20), (50, 80), (200, 20), (200, 80)]
+    for c in grid:
+        sigma = c["noise_multiplier"]
+        spent = epsilon([Step(c["batch"] / 2000, sigma, c["steps"])], delta=1e-5)
+        assert 1.99 < spent <= 2
+        assert c["effective_noise"] == pytest.approx(sigma / c["batch"])
+        assert c["signal_to_noise"] == pytest.approx(c["batch"] / sigma)
+        assert c["signal_to_noise_run"] == pytest.approx(c["batch"] * math.sqrt(c["steps"]) / sigma)
+        assert c["views"] == 4 * c["batch"] * c["steps"]
+        assert c["epochs"] == pytest.approx(c["batch"] * c["steps"] / 2000)
+
+
+def test_the_table_and_the_picture(run: Run) -> None:
+    code, out, _ = run("--epsilon", "2", *SMALL, "--plot", "grid.png", "--accountant", "rdp")
+    assert code == 0
+    assert "RDP" in out and "100 %" in out and "16 k" in out
+    assert Path("grid.png").read_bytes().startswith(b"\x89PNG")
+    code, _, err = run("--epsilon", "2", *SMALL, "--plot", "grid.png")
+    assert code == 2 and "left alone" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--epsilon", "0", "--data", "cifar10"], "epsilon must be"),
+        (["--epsilon", "3", "--data", "cifar11"], "Did you mean 'cifar10'"),
+        (["--epsilon", "3"], "--examples N"),
+        (["--epsilon", "3", "--examples", "100", "--batch", "101"], "between 1 and the 100"),
+        (["--epsilon", "3", "--examples", "100", "--delta", "0.1"], "1/N"),
+        (["--epsilon", "3", "--examples", "100", "--steps", "0"], "number of steps"),
+        (["--epsilon", "3", "--examples", "100", "--views", "0"], "at least one view"),
+        (["--epsilon", "3", "--examples", "100", "--plot", "a.pdf"], ".png"),
+        (["--epsilon", "3", "--examples", "100", "--accountant", "gdp"], "Unknown accountant"),
+    ],
+)
+def test_mistakes_are_sentences(run: Run, args: list[str], words: str) -> None:
+    code, _, err = run(*args)
+    assert code == 2
+    assert words in err
+
+
+def test_default_batches_suit_the_data() -> None:
+    assert default_batches(50_000) == [1024, 2048, 4096, 8192]
+    assert default_batches(1437) == [32, 64, 128, 256]
+    assert default_batches(3) == [1]
+
+
+def test_planning_does_not_load_torch() -> None:
+    code = (
+        "import sys; from sfumato.cli.plan import choice; "
+        "choice(10, 5, 100, epsilon=1.0, delta=1e-3, accountant='rdp'); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_chain_of_paper_003_changes_one_setting_at_a_time() -> None:
+    names = [n for n in recipes.packaged() if n.startswith("paper-003/")]
+    assert [n.split("/")[1][0] for n in names] == list("123456")
+    chain = [recipes.find(n).replace({"name": "", "about": ""}) for n in names]
+    changed = [differences(a.to_dict(), b.to_dict()) for a, b in itertools.pairwise(chain)]
+    assert [len(c) for c in changed] == [1] * 5
+    settings = [c[0].split(" was ")[0] for c in changed]
+    assert settings == [
+        "privacy.clipping",
+        "model.options.standardise",
+        "training.batch",
+        "privacy.clipping",
+        "optimizer.schedule",
+    ]
+    for recipe in chain:
+        assert (recipe.model.name, recipe.data.name) == ("resnet20", "cifar10")
+        assert (recipe.privacy.epsilon, recipe.privacy.delta) == (3.0, 1e-5)

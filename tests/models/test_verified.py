@@ -1,0 +1,44 @@
+"""Every registered model passes the engine's checks; `verify` in full where it takes seconds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sfumato import models
+from sfumato.privacy.gradients import PerExample
+from sfumato.privacy.verify import verify
+
+QUICK = ("tanh-cnn", "papernot-1", "papernot-2", "eq-resnet9-c4", "wrn-10-1", "scale-wrn-10-1")
+ALL = [name for name in models.names() if "{" not in name]
+
+
+def small(name: str) -> tuple[torch.nn.Module, tuple[int, int, int]]:
+    info = models.info(name)
+    channels, size = info.input[0], max(info.minimum, 8)
+    torch.manual_seed(0)
+    return models.create(name, classes=4, channels=channels, size=size), (channels, size, size)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_model_is_checked_and_takes_the_layered_path(name: str) -> None:
+    model, shape = small(name)
+    engine = PerExample(model)
+    engine(torch.randn(2, *shape), torch.tensor([0, 3]))
+    assert engine.method == "layers", engine.passed_over
+    assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_verify(name: str) -> None:
+    model, shape = small(name)
+    report = verify(model, input_shape=shape, classes=4, batch=3)
+    assert report.passed, [check for check in report.checks if not check.passed]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_verify_in_full(name: str) -> None:
+    model, shape = small(name)
+    report = verify(model, input_shape=shape, classes=4)
+    assert report.passed, [check for check in report.checks if not check.passed]

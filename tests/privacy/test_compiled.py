@@ -1,0 +1,126 @@
+"""The compiled pass against the layered one, traced whole but run without code generation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato import models
+from sfumato.privacy import Flat, GaussianNoise, PoissonSampler, compiled
+from sfumato.privacy.compiled import Compiled, NotCompiled
+from sfumato.privacy.gradients import PerExample
+from sfumato.privacy.mechanism import PrivateGradients
+
+
+@pytest.fixture(autouse=True)
+def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+CASES = [
+    ("tanh-cnn", {"filters": 4}, 8, 1),
+    ("wrn-10-1", {}, 8, 2),
+    *(
+        pytest.param(name, {}, 8, views, marks=pytest.mark.slow)
+        for name in ("scale-resnet9", "resnet20", "wrn-10-1", "eq-resnet9-c4")
+        for views in (1, 2)
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "size", "views"), CASES)
+def test_norms_and_sums_are_those_of_the_layered_pass(
+    name: str, options: dict[str, object], size: int, views: int
+) -> None:
+    torch.manual_seed(0)
+    model = models.create(name, classes=5, channels=2, size=size, **options).double()
+    engine = PerExample(model, views=views, check=False)
+    x, y = torch.randn(3 * views, 2, size, size).double(), torch.randint(0, 5, (3,))
+    ours = Compiled(engine, 3, torch.float64)(x, y)
+    reference = engine._run("layers", x, y)
+    norms, wanted = ours.squared_norms(), reference.squared_norms()
+    assert ours.names == reference.names
+    assert bool((norms >= wanted * (1 + 1e-4) - 1e-9).all())
+    torch.testing.assert_close(norms, wanted, rtol=1e-3, atol=1e-7)
+    weights = torch.rand(3, len(ours.names)).double()
+    weights[1] = 0
+    for a, b in zip(ours.weighted_sum(weights), reference.weighted_sum(weights), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
+
+
+def test_values_follow_the_parameters() -> None:
+    model = models.create("wrn-10-1", classes=5, channels=2, size=8)
+    engine = PerExample(model, check=False)
+    x, y = torch.randn(2, 2, 8, 8), torch.tensor([0, 1])
+    passes = Compiled(engine, 2, torch.float32)
+    before = passes(x, y).losses
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    after = passes(x, y).losses
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, engine._run("layers", x, y).losses, rtol=1e-4, atol=1e-5)
+
+
+def test_a_nan_example_with_weight_zero_adds_nothing() -> None:
+    model = models.create("tanh-cnn", classes=3, channels=1, size=8, filters=2)
+    engine = PerExample(model, check=False)
+    x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
+    x[1] = float("nan")
+    ours = Compiled(engine, 3, torch.float32)(x, y)
+    weights = Flat(1.0).weights(ours.squared_norms())
+    assert not bool(weights[1].any())
+    assert all(bool(s.isfinite().all()) for s in ours.weighted_sum(weights))
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x * self.scale)
+
+
+def test_what_has_no_rule_is_left_to_the_other_paths() -> None:
+    with pytest.raises(NotCompiled):
+        Compiled(PerExample(Bare(), check=False), 2, torch.float32)
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+    with pytest.raises(NotCompiled, match="pullback"):
+        Compiled(PerExample(normed, check=False), 2, torch.float32)
+    private = PrivateGradients(
+        Bare(), sampler=PoissonSampler(4, 2), clipping=Flat(1.0), noise=GaussianNoise(0.0)
+    )
+    private.per_example.precision = torch.float32
+    private.accumulate(torch.randn(2, 4), torch.tensor([0, 1]))
+    assert "compiled" in private.per_example.passed_over
+
+
+def test_the_realised_norm_stays_within_c() -> None:
+    torch.manual_seed(0)
+    model = models.create("tanh-cnn", classes=5, channels=2, size=8)
+    engine = PerExample(model, check=False)
+    x, y = torch.randn(4, 2, 8, 8) * 10, torch.randint(0, 5, (4,))
+    ours = Compiled(engine, 4, torch.float32)(x, y)
+    weights = Flat(0.1).weights(ours.squared_norms())
+    for i in range(4):
+        alone = torch.zeros_like(weights)
+        alone[i] = weights[i]
+        total = sum(float(s.double().square().sum()) for s in ours.weighted_sum(alone))
+        assert total**0.5 <= 0.1
+
+
+def test_the_engine_takes_the_compiled_pass_when_asked() -> None:
+    torch.manual_seed(0)
+    model = models.create("tanh-cnn", classes=3, channels=1, size=8, filters=2)
+    engine = PerExample(model, precision=torch.float32)
+    x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
+    ours = engine(x, y)
+    assert isinstance(ours, compiled.Fused), engine.passed_over
+    wanted = PerExample(model)(x, y).squared_norms()
+    torch.testing.assert_close(ours.squared_norms(), wanted, rtol=1e-3, atol=1e-9)
