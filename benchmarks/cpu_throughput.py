@@ -4,8 +4,8 @@
 
 Each repeat times both, one after the other, on the same model and batch: forward pass, per-example
 gradients, clipping and the sum, without noise and update, which are alike. The claim is the median
-of the ratios. Opacus runs as its users run it: GradSampleModule with hooks, then the clipping that its
-DPOptimizer does.
+of the ratios. Opacus runs as its users run it: GradSampleModule with hooks, then the clipping
+that its DPOptimizer does.
 """
 
 from __future__ import annotations

@@ -215,6 +215,11 @@ class Training:
     physical_batch: int | None = _setting(
         None, "examples processed at once; chosen from the memory if unset", least=1
     )
+    precision: str = _setting(
+        "float32",
+        "bfloat16: a compiled pass on a CUDA device; norms and sums stay in float32",
+        choices=("float32", "bfloat16"),
+    )
     log_every: int | None = _setting(
         None, "steps between metrics; about 60 in all if unset", least=1
     )

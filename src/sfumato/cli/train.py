@@ -44,6 +44,7 @@ def train(
     resume: Path = typer.Option(None, help="Go on with an interrupted run."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
     data_root: Path = typer.Option(None, help="Where to look for data sets first."),
+    precision: str = typer.Option(None, help="float32, or bfloat16 on a CUDA device."),
     physical_batch: int = typer.Option(None, help="Examples processed at once."),
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Go on without images that cannot be read."
@@ -66,6 +67,7 @@ def train(
         "start.train": train_only or None,
         "training.seed": seed,
         "training.physical_batch": physical_batch,
+        "training.precision": precision,
         "data.skip_unreadable": True if skip_unreadable else None,
     }
     changes |= {key: value for key, value in named.items() if value is not None}

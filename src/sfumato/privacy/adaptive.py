@@ -166,9 +166,14 @@ class AdaptiveQuantile(ClippingRule):
 
     def describe(self) -> str:
         """In words."""
-        each = f"each of {len(self.limits)} layers" if self.by_layer else "each image's gradient"
+        each = "each image's gradient scaled to norm at most C, which starts"
+        if self.by_layer:
+            each = (
+                f"the part of each image's gradient in each of {len(self.limits)} layers scaled to "
+                "norm at most a C of its own, which together start"
+            )
         return (
-            f"{each} scaled to norm at most C, which starts at {self.clip:g} and follows the "
+            f"{each} at {self.clip:g} and follow{'' if self.by_layer else 's'} the "
             f"{self.quantile:g}-quantile of the norms through a count released with noise of "
             f"standard deviation {self.observation_noise:g}; σ below is that of the count and the "
             "gradients together"

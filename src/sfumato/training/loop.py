@@ -75,6 +75,8 @@ class Loop:
             noise=self.plan.noise,
             views=self.views.total,
         )
+        if r.training.precision == "bfloat16":
+            self.private.per_example.precision = torch.bfloat16
         trainable = self.private.per_example.trainable.values()
         self.optimizer = optimizers.build(r.optimizer, trainable)
         self.average: Average | None = None

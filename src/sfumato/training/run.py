@@ -79,7 +79,7 @@ def train(
     reporter = reporter or Silent()
     if out is not None:
         files.check_free(Path(out))
-    where = setup.pick_device(device)
+    where = setup.pick_device(device, recipe.training.precision)
     donor = start.open_donor(recipe)
     origin = donor.origin if donor else start.Origin()
     dataset = _load(recipe, origin, root, reporter)
@@ -128,9 +128,9 @@ def resume(
     folder = Path(folder)
     if not (folder / files.LEDGER).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {files.LEDGER}.")
-    where = setup.pick_device(device)
     ledger = Ledger.open(folder / files.LEDGER)
     recipe = _same_recipe(folder, ledger, changes or {})
+    where = setup.pick_device(device, recipe.training.precision)
     if (folder / files.WEIGHTS).exists() and (folder / files.STATEMENT).exists():
         (folder / files.KEY).unlink(missing_ok=True)
         raise UserError(

@@ -294,8 +294,18 @@ def build_model(
     return model
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` (or `cuda:1`) or `mps` as a device that is there."""
+def pick_device(name: str, precision: str = "float32") -> torch.device:
+    """`auto`, `cpu`, `cuda` (or `cuda:1`) or `mps` as a device that is there and computes so."""
+    device = _named_device(name)
+    if precision == "bfloat16" and device.type != "cuda":
+        raise UserError(
+            f"training.precision = bfloat16 needs a CUDA device, and this is '{device.type}': use "
+            "float32 here."
+        )
+    return device
+
+
+def _named_device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
