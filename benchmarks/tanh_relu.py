@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from sfumato.recipe import from_dict
 from sfumato.training.metrics import read
