@@ -16,7 +16,8 @@ from sfumato.data import Augment, Views
 from sfumato.errors import UserError
 from sfumato.privacy import Randomness, accounting
 from sfumato.privacy.ledger import Ledger
-from sfumato.recipe import Optimizer, Recipe, from_dict
+from sfumato.recipe import Recipe, from_dict
+from sfumato.settings import Optimizer
 from sfumato.training import checkpoint, files, schedules, setup
 from sfumato.training.averaging import Average
 from sfumato.training.classifier import load

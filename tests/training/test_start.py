@@ -27,7 +27,8 @@ from sfumato.privacy.accounting import Step, epsilon
 from sfumato.privacy.calibration import noise_multiplier_for, steps_for
 from sfumato.privacy.ledger import read
 from sfumato.privacy.noise import Randomness
-from sfumato.recipe import Recipe, Start, loads
+from sfumato.recipe import Recipe, loads
+from sfumato.settings import Start
 from sfumato.training import files, fill, setup, start
 from sfumato.training.classifier import Description, load, save_weights
 from sfumato.training.loop import Loop, Stopped

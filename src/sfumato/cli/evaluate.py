@@ -86,7 +86,7 @@ def _dataset(
     from sfumato import recipes
     from sfumato.data import load
     from sfumato.data.subset import subset
-    from sfumato.recipe import Data
+    from sfumato.settings import Data
     from sfumato.training.files import RECIPE
 
     stated = run.is_dir() and (run / RECIPE).is_file()

@@ -14,7 +14,8 @@ from torch import nn
 
 from sfumato.errors import UserError, nearest
 from sfumato.privacy.noise import Randomness
-from sfumato.recipe import Recipe, Start
+from sfumato.recipe import Recipe
+from sfumato.settings import Start
 from sfumato.training.start import Donor, Origin, spent
 
 HEAD = "head"

@@ -15,7 +15,8 @@ from typing import Any
 
 from sfumato.data import Dataset
 from sfumato.errors import UserError
-from sfumato.recipe import Optimizer, Recipe
+from sfumato.recipe import Recipe
+from sfumato.settings import Optimizer
 
 
 def learning_rate(

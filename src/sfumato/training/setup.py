@@ -28,7 +28,8 @@ from sfumato.privacy.clipping import (
 from sfumato.privacy.composition import curve_after, noise_multiplier_after, steps_after
 from sfumato.privacy.noise import GaussianNoise, Randomness
 from sfumato.privacy.sampling import PoissonSampler
-from sfumato.recipe import Augment, Privacy, Recipe
+from sfumato.recipe import Recipe
+from sfumato.settings import Augment, Privacy
 from sfumato.training import fill, schedules
 from sfumato.training.start import Donor
 

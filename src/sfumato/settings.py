@@ -1,0 +1,216 @@
+"""The sections of a recipe: every setting with its default, its meaning and its range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _setting(
+    default: Any,
+    help: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    limits = {"above": above, "least": least, "most": most, "below": below, "choices": choices}
+    meta = {"help": help, **{k: v for k, v in limits.items() if v is not None}}
+    if isinstance(default, dict | list):
+        return field(default_factory=type(default), metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which images."""
+
+    name: str = _setting("digits", "a data set's name, a folder of images or an .npz file")
+    size: int | None = _setting(
+        None, "side to which images are resized; as they are if unset", least=4
+    )
+    channels: int | None = _setting(None, "1 for grey, 3 for colour; as they are if unset", least=1)
+    validation: float = _setting(
+        0.0, "part of the training set held out for validation", least=0, below=1
+    )
+    test_fraction: float = _setting(
+        0.2, "part held out for testing where the data has no test set", above=0, below=1
+    )
+    split_seed: int = _setting(0, "seed of those two splits and of the subset", least=0)
+    subset: str = _setting(
+        "", "only random classes: min-rand-10, half-rand-50, max-100, rand-N or rand-N/GROUPS"
+    )
+    public: bool = _setting(False, "you declare these images public: not for a private run")
+    skip_unreadable: bool = _setting(False, "go on without images that cannot be read")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which network."""
+
+    name: str = _setting("tanh-cnn", "a registered model, or package.module:function")
+    options: dict[str, Any] = _setting(  # noqa: RUF009
+        {}, "the model's own options, as `sfumato models show` lists"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Which weights to begin with, and which of them to train."""
+
+    source: str = _setting("", "a run folder or weights file to start from; from scratch if empty")
+    how: str = _setting(
+        "transfer",
+        "take the weights over, or draw new ones with each layer's mean and variance",
+        choices=("transfer", "meanvar"),
+    )
+    reset: list[str] | None = _setting(  # noqa: RUF009
+        None, "name patterns drawn anew; the head for transfer, none for meanvar if unset"
+    )
+    train: list[str] = _setting(  # noqa: RUF009
+        [], "name patterns of what is trained, all else being frozen; everything if empty"
+    )
+    public: bool = _setting(
+        False, "you declare public what the source was trained on without noise"
+    )
+    same_data: bool | None = _setting(
+        None, "the source saw this run's images, with noise: true counts what it spent"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The guarantee, and how it is met."""
+
+    enabled: bool = _setting(True, "false trains without any privacy, for baselines")
+    epsilon: float = _setting(3.0, "the budget", above=0)
+    delta: float = _setting(1e-5, "chance outside epsilon; less than 1/examples", above=0, below=1)
+    accountant: str = _setting("pld", "what epsilon is computed with", choices=("pld", "rdp"))
+    clip: float = _setting(1.0, "C, the largest norm of an example's gradient", above=0)
+    noise_multiplier: float | None = _setting(
+        None, "sigma; solved for from epsilon, batch and steps if unset", above=0
+    )
+    clipping: str = _setting(
+        "flat",
+        "how gradients are shortened; see `docs/methods.md`",
+        choices=(
+            "flat", "normalised", "automatic", "per-layer", "group-wise", "adaptive",
+            "adaptive-per-layer",
+        ),
+    )  # fmt: skip
+    gamma: float = _setting(0.01, "for automatic: g / (norm + gamma)", least=1e-12)
+    split: str = _setting(
+        "uniform", "how C is split among layers or groups", choices=("uniform", "dimension")
+    )
+    groups: list[str] = _setting(  # noqa: RUF009
+        [], "for group-wise: name patterns, such as stage1.*, one per group"
+    )
+    quantile: float = _setting(0.5, "for adaptive: part of norms that C lets be", above=0, below=1)
+    clip_lr: float = _setting(0.2, "for adaptive: how fast C moves", above=0, most=10)
+    count_noise: float | None = _setting(
+        None,
+        "for adaptive: noise on the count of norms; a twentieth of the batch if unset",
+        above=0,
+    )
+    clip_decay: float = _setting(
+        1.0, "C at the first step over C at the last (Dynamic DP-SGD)", least=0.01, most=100
+    )
+    noise_decay: float = _setting(
+        1.0, "sigma at the first step over sigma at the last (Dynamic DP-SGD)", least=0.01, most=100
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """What the private gradient is handed to."""
+
+    name: str = _setting("sgd", "update rule", choices=("sgd", "adam", "adamw", "nadam", "rmsprop"))
+    lr: float = _setting(2.0, "learning rate", above=0)
+    momentum: float = _setting(0.0, "for sgd and rmsprop", least=0, below=1)
+    nesterov: bool = _setting(False, "Nesterov's momentum, for sgd")
+    beta1: float = _setting(0.9, "for adam, adamw and nadam", least=0, below=1)
+    beta2: float = _setting(0.999, "for adam, adamw and nadam", least=0, below=1)
+    weight_decay: float = _setting(0.0, "L2 penalty (decoupled for adamw)", least=0)
+    schedule: str = _setting(
+        "constant",
+        "learning rate over time",
+        choices=("constant", "linear", "cosine", "step", "plateau"),
+    )
+    warmup: int = _setting(0, "steps over which the learning rate rises from 0", least=0)
+    decay: float = _setting(0.5, "factor of step and plateau", above=0, below=1)
+    decay_epochs: float = _setting(1.0, "for step: epochs between factors", above=0)
+    decay_steps: int | None = _setting(None, "for step: steps between factors, instead", least=1)
+    patience: float = _setting(
+        2.0, "for plateau: epochs without a better validation result", above=0
+    )
+    monitor: str = _setting(
+        "accuracy",
+        "validation result that plateau and early_stop watch",
+        choices=("accuracy", "loss"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """Random changes to each view of a training image."""
+
+    crop: int = _setting(0, "pad by this much and crop back at random", least=0)
+    padding: str = _setting("reflect", "what crop pads with", choices=("reflect", "zeros"))
+    flip: bool = _setting(False, "mirror left and right at random")
+    vertical_flip: bool = _setting(False, "mirror up and down at random")
+    rot90: bool = _setting(False, "turn by a random multiple of 90 degrees")
+    rotate: float = _setting(0.0, "turn by up to this many degrees", least=0, most=180)
+    cutout: int = _setting(0, "side of a square set to zero at random", least=0)
+    brightness: float = _setting(0.0, "largest relative change", least=0, most=1)
+    contrast: float = _setting(0.0, "largest relative change", least=0, most=1)
+    saturation: float = _setting(0.0, "largest relative change", least=0, most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How long and in what pieces."""
+
+    batch: int | None = _setting(
+        None, "expected batch B; an eighth of the training set, at most 4096, if unset", least=1
+    )
+    steps: int | None = _setting(None, "number of steps; 100 if epochs is unset too", least=1)
+    epochs: float | None = _setting(None, "passes over the training set, instead of steps", above=0)
+    views: int = _setting(1, "K, augmented views per example", least=1)
+    clean_view: bool = _setting(False, "one of the K views is the image as it is")
+    self_mix: int = _setting(0, "further views, each a mixture of two of the K", least=0)
+    mix_alpha: float = _setting(0.2, "mixtures have shares from Beta(alpha, alpha)", above=0)
+    average: float = _setting(
+        0.0, "averaged weights: decay of ema, or fraction of steps for tail; 0 for none",
+        least=0, below=1,
+    )  # fmt: skip
+    average_kind: str = _setting(
+        "ema", "exponential average, or plain mean over the last steps", choices=("ema", "tail")
+    )
+    early_stop: float | None = _setting(
+        None, "stop after this many epochs without a better validation result", above=0
+    )
+    diverged: float | None = _setting(
+        None, "give up when the mean loss of a batch exceeds this", above=0
+    )
+    seed: int | None = _setting(
+        None, "makes a run repeatable, noise and all; fresh randomness if unset", least=0
+    )
+    physical_batch: int | None = _setting(
+        None, "examples processed at once; chosen from the memory if unset", least=1
+    )
+    precision: str = _setting(
+        "float32",
+        "bfloat16: a compiled pass on a CUDA device; norms and sums stay in float32",
+        choices=("float32", "bfloat16"),
+    )
+    log_every: int | None = _setting(
+        None, "steps between metrics; about 60 in all if unset", least=1
+    )
+    checkpoint_every: int | None = _setting(
+        None, "steps between checkpoints; about 20 seconds if unset", least=1
+    )
+    train_metrics: bool = _setting(
+        True, "log loss and accuracy of the private batches (not covered by epsilon)"
+    )
