@@ -1,7 +1,8 @@
 """What a run *is*: frozen dataclasses, TOML in and out, checked with messages for people.
 
-A recipe file has one table per section. Whatever it leaves out has the default written in `sfumato.settings`, so a
-recipe on disk may be as short as the differences; the copy that a run keeps is complete.
+A recipe file has one table per section. Whatever it leaves out has the default written in
+`sfumato.settings`, so a recipe on disk may be as short as the differences; the copy that a run
+keeps is complete.
 """
 
 from __future__ import annotations
