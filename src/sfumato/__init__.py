@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sfumato import data, models, privacy, recipes
     from sfumato.recipe import Recipe
     from sfumato.training.classifier import Classifier, load
-    from sfumato.training.run import Result, resume, train
+    from sfumato.training.release import Result
+    from sfumato.training.run import resume, train
 
 __all__ = [
     "Classifier",
@@ -39,7 +40,7 @@ _HOME = {
     "Classifier": "training.classifier",
     "load": "training.classifier",
     "Recipe": "recipe",
-    "Result": "training.run",
+    "Result": "training.release",
     "resume": "training.run",
     "train": "training.run",
 }

@@ -11,8 +11,8 @@ from sfumato.cli.train import choose, watch
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
+    from sfumato.training.release import Result
     from sfumato.training.reporter import Reporter
-    from sfumato.training.run import Result
 
 
 _OPTIMIZER = {"optimizer.name": "nadam", "optimizer.lr": 1e-3}

@@ -12,8 +12,8 @@ from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato.recipe import Recipe
+    from sfumato.training.release import Result
     from sfumato.training.reporter import Reporter
-    from sfumato.training.run import Result
 
 
 def register(app: typer.Typer) -> None:

@@ -7,8 +7,7 @@ import hmac
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +17,16 @@ from sfumato import data as datasets
 from sfumato.data import Dataset
 from sfumato.data.subset import subset
 from sfumato.errors import UserError
-from sfumato.privacy import accounting
-from sfumato.privacy.accounting import merge
-from sfumato.privacy.composition import Exposure, steps_to_list
+from sfumato.privacy.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import Randomness
-from sfumato.privacy.statement import Facts, statement
 from sfumato.recipe import Recipe, differences, from_dict, loads
-from sfumato.report import curves
-from sfumato.training import checkpoint, files, fill, schedules, setup, start
-from sfumato.training.classifier import Description, save_weights
+from sfumato.training import checkpoint, files, fill, setup, start
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
+from sfumato.training.release import Result, release
 from sfumato.training.reporter import Reporter, Silent
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a finished run achieved.
-
-    Attributes:
-        folder: The run folder.
-        test_accuracy: Accuracy of the released weights on the test set, used this once.
-        epsilon: Spent, by accountant; empty without privacy.
-        delta: As in (epsilon, delta).
-        accountant: The one that calibrated the run.
-        steps: Steps taken.
-        seconds: Training time.
-        not_finite: How often an example was left out because its gradient was not finite.
-    """
-
-    folder: Path
-    test_accuracy: float
-    epsilon: dict[str, float]
-    delta: float
-    accountant: str
-    steps: int
-    seconds: float
-    not_finite: int
 
 
 def train(
@@ -183,91 +153,7 @@ def _go(loop: Loop) -> Result:
         loop.save()
     with stop_on_signal() as stop:
         loop.run(stop)
-    return _finish(loop)
-
-
-def _finish(loop: Loop) -> Result:
-    """Write the weights, the statement and the curves; use the test set once."""
-    recipe, folder, ledger = loop.recipe, loop.folder, loop.ledger
-    ledger.sync()
-    p = recipe.privacy
-    history = [*loop.plan.before, *ledger.history()] if p.enabled else []
-    spent = {
-        name: accounting.epsilon(history, delta=p.delta, accountant=name)
-        for name in ("pld", "rdp")
-        if p.enabled
-    }
-    accuracy = loop.accuracy("test")
-    seconds = loop.metrics.seconds
-    final: dict[str, Any] = {"final": True, "step": loop.step, "test_accuracy": accuracy}
-    if loop.average is not None:
-        final["test_accuracy_last"] = loop.accuracy("test", averaged=False)
-    if p.enabled:
-        final["epsilon"] = spent[p.accountant]
-    loop.metrics.add({**final, "seconds": seconds})
-    curves.draw(
-        loop.metrics.records,
-        folder / files.CURVES,
-        title=f"{recipe.model.name} on {recipe.data.name}",
-        budget=p.epsilon if p.enabled else None,
-    )
-    guarantee: dict[str, Any] = {"private": False}
-    if p.enabled:
-        guarantee = {"private": True, "epsilon": spent, "delta": p.delta, "unit": "one image"}
-    d = loop.dataset
-    origin = start.Origin.of(ledger.header)
-    seeded = loop.randomness.seeded or origin.seeded
-    own = Exposure(d.name, recipe.data.public, merge(history), spent, p.delta, seeded)
-    guarantee["exposures"] = [e.to_dict() for e in (own, *origin.exposures)]
-    description = Description(
-        recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
-        guarantee,
-    )  # fmt: skip
-    if loop.average is not None:
-        with loop.average.applied(loop.model):
-            save_weights(folder / files.WEIGHTS, loop.model, description)
-    else:
-        save_weights(folder / files.WEIGHTS, loop.model, description)
-    text = statement(_facts(loop, spent, origin))
-    files.write_whole(folder / files.STATEMENT, text.encode())
-    ledger.close()
-    (folder / files.KEY).unlink(missing_ok=True)
-    return Result(
-        folder, accuracy, spent, p.delta, p.accountant, loop.step, seconds, loop.not_finite
-    )
-
-
-def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
-    recipe, plan = loop.recipe, loop.plan
-    p, d = recipe.privacy, loop.dataset
-    return Facts(
-        private=p.enabled,
-        epsilon=spent,
-        budget=p.epsilon,
-        delta=p.delta,
-        accountant=p.accountant,
-        examples=len(d.train),
-        batch=plan.sampler.batch,
-        rate=plan.sampler.rate,
-        steps=loop.ledger.steps,
-        noise_multiplier=plan.noise.multiplier,
-        rule=loop.rule_in_words(),
-        views=loop.views.total,
-        averaged=loop.average is not None,
-        seeded=loop.randomness.seeded,
-        train_metrics=recipe.training.train_metrics,
-        validation=len(d.validation) if d.validation is not None else 0,
-        data=recipe.data.name,
-        version=version("sfumato"),
-        public=recipe.data.public,
-        start=" ".join(filter(None, [origin.words, fill.frozen(loop.model)])),
-        exposures=origin.exposures,
-        before=origin.before,
-        before_epsilon=start.spent(recipe, origin),
-        before_seeded=origin.seeded,
-        schedule=plan.history(loop.step) if plan.schedule else (),
-        looked=schedules.looks(recipe),
-    )
+    return release(loop)
 
 
 def _header(
