@@ -247,6 +247,30 @@ def test_sigterm_saves_and_resume_ends_the_same(run: Run, monkeypatch: pytest.Mo
     refused(run("train", "--resume", "r", "--device", "cpu"), "finished")
 
 
+def test_dropout_is_repeated_exactly(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    body = "return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, classes))"
+    outside_model(tmp_path, monkeypatch, body)
+    plain = ("--model", "mine:build", "--seed", "0", "--set", "training.steps=3")
+    from sfumato.training.loop import Loop
+
+    whole = Loop.take_step
+
+    def stop(self: Loop) -> object:
+        statistics = whole(self)
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return statistics
+
+    monkeypatch.setattr(Loop, "take_step", stop)
+    assert run("train", *plain, "--device", "cpu", "--out", "r")[0] == 128 + signal.SIGTERM
+    monkeypatch.setattr(Loop, "take_step", whole)
+    assert run("train", "--resume", "r", "--device", "cpu")[0] == 0
+    assert run("train", *plain, "--device", "cpu", "--out", "whole")[0] == 0
+    assert Path("r", files.WEIGHTS).read_bytes() == Path("whole", files.WEIGHTS).read_bytes()
+
+
 def test_resume_refuses_another_recipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(run, monkeypatch)
     refused(run("train", "--resume", "r", "--set", "optimizer.lr=3"), "optimizer.lr was 2.0", "3")

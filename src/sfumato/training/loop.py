@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,7 +183,8 @@ class Loop:
         if self.plan.clip_decay != 1:
             self.private.clipping = self.plan.clipping_at(number, self.private.clipping)
         draw = self.plan.sampler.draw(self.randomness.generator(number, "sample"))
-        self._accumulate(draw, number)
+        with self._own_randomness(number):
+            self._accumulate(draw, number)
         statistics = self.private.release(
             generator=self.randomness.generator(number, "noise", self.device),
             before=lambda event: self.ledger.record(number, event),
@@ -206,6 +208,14 @@ class Loop:
         if statistics.examples and statistics.not_finite == statistics.examples:
             self._explain_not_finite(number)
         return statistics
+
+    @contextmanager
+    def _own_randomness(self, number: int) -> Iterator[None]:
+        """Have dropout and the like draw what belongs to this step, and nobody else's numbers."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.randomness.generator(number, "model").initial_seed())
+            yield
 
     def _accumulate(self, draw: Tensor, number: int) -> None:
         """Add the draw in physical batches, smaller ones if the memory does not suffice."""
