@@ -201,9 +201,9 @@ class Training:
         None, "examples processed at once; chosen from the memory if unset", least=1
     )
     precision: str = _setting(
-        "float32",
-        "bfloat16: a compiled pass on a CUDA device; norms and sums stay in float32",
-        choices=("float32", "bfloat16"),
+        "auto",
+        "bfloat16: a compiled pass on a CUDA device, norms and sums in float32; auto: where it can",
+        choices=("auto", "float32", "bfloat16"),
     )
     log_every: int | None = _setting(
         None, "steps between metrics; about 60 in all if unset", least=1
@@ -211,6 +211,10 @@ class Training:
     checkpoint_every: int | None = _setting(
         None, "steps between checkpoints; about 20 seconds if unset", least=1
     )
+    snapshots: int = _setting(
+        0, "weights kept over training, evenly spaced with the first and the last; 0 for none",
+        least=0,
+    )  # fmt: skip
     train_metrics: bool = _setting(
         True, "log loss and accuracy of the private batches (not covered by epsilon)"
     )

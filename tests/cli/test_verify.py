@@ -147,3 +147,10 @@ def test_mistakes_are_one_sentence_and_status_2(run, words, sentence: str) -> No
 def test_help(run) -> None:
     code, out, _ = run("--help")
     assert code == 0 and "--input" in out
+
+
+def test_plan_shows_what_is_kept_of_each_convolution(run) -> None:
+    found = run("wrn-10-1", "--plan", "--views", "4")
+    assert found.code == 0
+    assert "materialise" in found.out and "stage1.0.first" in found.out
+    assert "512 examples of 4 views" in found.out

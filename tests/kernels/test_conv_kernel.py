@@ -1,46 +1,124 @@
-"""The convolution kernel against its definition, by Triton's interpreter where there is one."""
+"""The kernels against their definitions, by Triton's interpreter where there is one."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
-
-pytest.importorskip("triton")
-
-SCRIPT = """
 import torch
-from sfumato.kernels.conv import conv_weight_gradients
-from sfumato.privacy.filters import conv_weight_gradients as definition
-torch.manual_seed(0)
+
+from sfumato.kernels import AVAILABLE, definitions
+from sfumato.kernels.definitions import Geometry
+
 CASES = [
     # in, out, height, width, kernel, stride, padding, dilation, views, examples
     (5, 7, 6, 5, (3, 3), (1, 1), (1, 1), (1, 1), 1, 2),
     (16, 20, 8, 8, (3, 3), (2, 2), (1, 1), (1, 1), 2, 2),
     (8, 16, 7, 7, (1, 1), (2, 2), (0, 0), (1, 1), 3, 2),
     (3, 4, 9, 9, (5, 4), (1, 2), (2, 1), (1, 2), 1, 2),
-    (33, 65, 4, 4, (3, 3), (1, 1), (2, 2), (2, 2), 2, 1),
+    (33, 65, 4, 4, (3, 3), (1, 1), (2, 2), (2, 2), 2, 3),
 ]
-for c, o, h, w, kernel, stride, padding, dilation, views, examples in CASES:
-    x = torch.randn(examples * views, c, h, w)
-    y = torch.nn.functional.conv2d(x, torch.zeros(o, c, *kernel), None, stride, padding, dilation)
-    d = torch.randn_like(y)
-    ours = conv_weight_gradients(x, d, kernel, stride, padding, dilation, views)
-    wanted = definition(
-        x, d, kernel=kernel, stride=stride, padding=padding, dilation=dilation,
-        groups=1, views=views,
+
+
+def compare(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Every kernel on every case; the definitions work on the same, possibly rounded, numbers."""
+    from sfumato.kernels import conv, ghost
+
+    torch.manual_seed(0)
+    for c, o, h, w, kernel, stride, padding, dilation, views, examples in CASES:
+        at = Geometry(kernel, stride, padding, dilation, views)
+        x = torch.randn(examples * views, c, h, w)
+        y = torch.nn.functional.conv2d(
+            x, torch.zeros(o, c, *kernel), None, stride, padding, dilation
+        )
+        d = torch.randn_like(y)
+        x, d = x.to(device, dtype), d.to(device, dtype)
+        direction = torch.randn(o, *kernel, c, device=device)
+        weights = torch.rand(examples, device=device)
+        weights[0] = 0
+        wanted = definitions.conv_gradients(x, d, at)
+        for keep in (True, False):
+            grads, statistics = conv.conv_gradients(x, d, direction, at, keep=keep)
+            if keep:
+                close(grads, wanted, 2 * torch.finfo(dtype).eps)
+                own = definitions.filter_statistics(grads, direction)
+            else:
+                assert grads.numel() == 0
+                own = definitions.filter_statistics(wanted, direction)
+            close(statistics, own, tolerance)
+        close(conv.conv_gradients(x, d, None, at, keep=False)[1], own[:, :1], tolerance)
+        total = definitions.weighted_sum(x, d, weights, at)
+        bad = x.clone()
+        bad[:views] = float("nan")
+        close(conv.weighted_sum(bad, d, weights, at), total, tolerance)
+        if views * y.shape[2] * y.shape[3] <= ghost.LARGEST:
+            for scales in (None, torch.rand(o, device=device)):
+                norms = ghost.ghost_norms(x, d, scales, at)
+                close(norms, definitions.ghost_norms(x, d, scales, at), tolerance)
+                assert bool((norms >= exact_norms(wanted, scales)).all())
+
+
+def exact_norms(grads: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    """Squared norms of gradients `(examples, out, kh, kw, in)`, centred and scaled if need be."""
+    flat = grads.double().flatten(2)
+    if scales is not None:
+        flat = (flat - flat.mean(2, keepdim=True)) * scales.double().view(1, -1, 1)
+    return flat.square().sum((1, 2))
+
+
+def close(ours: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    scale = float(wanted.abs().max())
+    torch.testing.assert_close(ours.float(), wanted.float(), rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.skipif(AVAILABLE, reason="runs on the device itself")
+def test_interpreted_kernels_equal_their_definitions() -> None:
+    pytest.importorskip("triton")
+    code = (
+        "import sys, torch; sys.path.insert(0, 'tests/kernels'); import test_conv_kernel as t; "
+        "t.compare('cpu', torch.float32, 1e-5); print('equal')"
     )
-    torch.testing.assert_close(ours.permute(0, 1, 4, 2, 3), wanted, rtol=1e-4, atol=1e-4)
-print("equal")
-"""
-
-
-def test_kernel_equals_its_definition() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**__import__("os").environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1"},
     )
     assert done.stdout.strip() == "equal", done.stderr
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="needs CUDA and Triton")
+def test_kernels_on_the_device_equal_their_definitions() -> None:
+    compare("cuda", torch.bfloat16, 1e-4)
+
+
+def test_definition_is_the_gradient_of_each_example() -> None:
+    for c, o, h, w, kernel, stride, padding, dilation, views, examples in CASES:
+        at = Geometry(kernel, stride, padding, dilation, views)
+        x = torch.randn(examples * views, c, h, w, dtype=torch.float64)
+        weight = torch.randn(o, c, *kernel, dtype=torch.float64, requires_grad=True)
+        y = torch.nn.functional.conv2d(x, weight, None, stride, padding, dilation)
+        d = torch.randn_like(y)
+        grads = definitions.conv_gradients(x, d, at)
+        factors = torch.rand(o, dtype=torch.float64)
+        norms = definitions.ghost_norms(x, d, None, at)
+        centred = definitions.ghost_norms(x, d, factors, at)
+        exact = exact_norms(grads, factors)
+        torch.testing.assert_close(centred, exact, rtol=1e-3, atol=0)
+        assert bool((centred >= exact).all())
+        scales = torch.rand(examples, dtype=torch.float64)
+        total = torch.zeros_like(grads[0])
+        for b in range(examples):
+            own = slice(b * views, (b + 1) * views)
+            wanted = torch.autograd.grad(
+                torch.nn.functional.conv2d(x[own], weight, None, stride, padding, dilation),
+                weight,
+                d[own],
+            )[0].permute(0, 2, 3, 1)
+            torch.testing.assert_close(grads[b], wanted)
+            torch.testing.assert_close(norms[b], wanted.square().sum(), rtol=1e-3, atol=0)
+            assert norms[b] >= wanted.square().sum()
+            total += scales[b] * wanted
+        torch.testing.assert_close(definitions.weighted_sum(x, d, scales, at), total)

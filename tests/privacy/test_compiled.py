@@ -13,6 +13,7 @@ from sfumato.privacy import Flat, GaussianNoise, PoissonSampler, compiled
 from sfumato.privacy.compiled import Compiled, NotCompiled
 from sfumato.privacy.gradients import PerExample
 from sfumato.privacy.mechanism import PrivateGradients
+from sfumato.privacy.planning import Way
 
 
 @pytest.fixture(autouse=True)
@@ -22,30 +23,36 @@ def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES = [
-    ("tanh-cnn", {"filters": 4}, 8, 1),
-    ("wrn-10-1", {}, 8, 2),
+    ("tanh-cnn", {"filters": 4}, 8, 1, None),
+    ("tanh-cnn", {"filters": 4}, 8, 2, "ghost"),
+    ("wrn-10-1", {}, 8, 2, "materialise"),
+    ("wrn-10-1", {}, 8, 1, "norm-only"),
+    ("wrn-10-1", {}, 8, 2, "ghost"),
     *(
-        pytest.param(name, {}, 8, views, marks=pytest.mark.slow)
-        for name in ("scale-resnet9", "resnet20", "wrn-10-1", "eq-resnet9-c4")
+        pytest.param(name, {}, 8, views, way, marks=pytest.mark.slow)
+        for name in ("scale-resnet9", "resnet20", "wrn-10-1", "eq-resnet9-c4", "smoothnet")
         for views in (1, 2)
+        for way in (None, "materialise", "norm-only", "ghost")
     ),
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "size", "views"), CASES)
+@pytest.mark.parametrize(("name", "options", "size", "views", "way"), CASES)
 def test_norms_and_sums_are_those_of_the_layered_pass(
-    name: str, options: dict[str, object], size: int, views: int
+    name: str, options: dict[str, object], size: int, views: int, way: Way | None
 ) -> None:
     torch.manual_seed(0)
     model = models.create(name, classes=5, channels=2, size=size, **options).double()
     engine = PerExample(model, views=views, check=False)
     x, y = torch.randn(3 * views, 2, size, size).double(), torch.randint(0, 5, (3,))
-    ours = Compiled(engine, 3, torch.float64)(x, y)
+    ours = Compiled(engine, x, 3, torch.float64, way=way)(x, y)
     reference = engine._run("layers", x, y)
     norms, wanted = ours.squared_norms(), reference.squared_norms()
     assert ours.names == reference.names
     assert bool((norms >= wanted * (1 + 1e-4) - 1e-9).all())
-    torch.testing.assert_close(norms, wanted, rtol=1e-3, atol=1e-7)
+    # Ghost norms of standardised filters keep the small part along the filter.
+    loose = 0.3 if way == "ghost" else 1e-3
+    torch.testing.assert_close(norms, wanted, rtol=loose, atol=1e-3 * float(wanted.max()))
     weights = torch.rand(3, len(ours.names)).double()
     weights[1] = 0
     for a, b in zip(ours.weighted_sum(weights), reference.weighted_sum(weights), strict=True):
@@ -56,7 +63,7 @@ def test_values_follow_the_parameters() -> None:
     model = models.create("wrn-10-1", classes=5, channels=2, size=8)
     engine = PerExample(model, check=False)
     x, y = torch.randn(2, 2, 8, 8), torch.tensor([0, 1])
-    passes = Compiled(engine, 2, torch.float32)
+    passes = Compiled(engine, x, 2, torch.float32)
     before = passes(x, y).losses
     with torch.no_grad():
         for p in model.parameters():
@@ -71,7 +78,7 @@ def test_a_nan_example_with_weight_zero_adds_nothing() -> None:
     engine = PerExample(model, check=False)
     x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
     x[1] = float("nan")
-    ours = Compiled(engine, 3, torch.float32)(x, y)
+    ours = Compiled(engine, x, 3, torch.float32)(x, y)
     weights = Flat(1.0).weights(ours.squared_norms())
     assert not bool(weights[1].any())
     assert all(bool(s.isfinite().all()) for s in ours.weighted_sum(weights))
@@ -89,10 +96,10 @@ class Bare(nn.Module):
 
 def test_what_has_no_rule_is_left_to_the_other_paths() -> None:
     with pytest.raises(NotCompiled):
-        Compiled(PerExample(Bare(), check=False), 2, torch.float32)
+        Compiled(PerExample(Bare(), check=False), torch.randn(2, 4), 2, torch.float32)
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
     with pytest.raises(NotCompiled, match="pullback"):
-        Compiled(PerExample(normed, check=False), 2, torch.float32)
+        Compiled(PerExample(normed, check=False), torch.randn(2, 4), 2, torch.float32)
     private = PrivateGradients(
         Bare(), sampler=PoissonSampler(4, 2), clipping=Flat(1.0), noise=GaussianNoise(0.0)
     )
@@ -106,7 +113,7 @@ def test_the_realised_norm_stays_within_c() -> None:
     model = models.create("tanh-cnn", classes=5, channels=2, size=8)
     engine = PerExample(model, check=False)
     x, y = torch.randn(4, 2, 8, 8) * 10, torch.randint(0, 5, (4,))
-    ours = Compiled(engine, 4, torch.float32)(x, y)
+    ours = Compiled(engine, x, 4, torch.float32)(x, y)
     weights = Flat(0.1).weights(ours.squared_norms())
     for i in range(4):
         alone = torch.zeros_like(weights)

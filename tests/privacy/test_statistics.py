@@ -217,3 +217,16 @@ def test_draws_are_ordered_and_without_repetition() -> None:
     draw = PoissonSampler(1000, 300).draw(torch.Generator().manual_seed(1))
     assert torch.equal(draw, draw.unique())
     assert draw.dtype == torch.int64
+
+
+def test_numbers_of_a_step_are_read_when_they_are_asked_for() -> None:
+    from sfumato.privacy.statistics import BatchStatistics
+
+    total = BatchStatistics()
+    assert (total.examples, total.loss) == (0, 0.0)
+    total += BatchStatistics(torch.tensor([3.0, 1.5, 2.0, 1.0, 0.0]))
+    total += BatchStatistics()
+    total += BatchStatistics(torch.tensor([1.0, 0.5, 0.0, 1.0, 1.0]))
+    assert (total.examples, total.loss, total.correct) == (4, 2.0, 2)
+    assert (total.clipped, total.not_finite) == (2, 1)
+    assert "examples=4" in repr(total)

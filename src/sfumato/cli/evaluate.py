@@ -179,10 +179,10 @@ def _content(
     evaluation: Evaluation,
     warning: str,
 ) -> dict[str, Any]:
-    from importlib.metadata import version
+    from sfumato import version
 
     content: dict[str, Any] = {
-        "sfumato": version("sfumato"),
+        "sfumato": version.of(),
         "run": str(run),
         "model": description.model,
         "data": dataset.name,

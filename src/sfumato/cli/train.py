@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,9 @@ def train(
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Go on without images that cannot be read."
     ),
+    tensorboard: bool = typer.Option(
+        False, "--tensorboard", help="Stream the metrics to RUN/tensorboard as well."
+    ),
 ) -> None:
     """Train an image classifier with differential privacy.
 
@@ -85,7 +89,16 @@ def train(
             )
         return train_run(chosen, out=out, root=data_root, device=device, reporter=reporter)
 
-    watch(go)
+    with _streamed(tensorboard):
+        watch(go)
+
+
+def _streamed(wanted: bool) -> AbstractContextManager[None]:
+    if not wanted:
+        return nullcontext()
+    from sfumato.training.tensorboard import streaming
+
+    return streaming()
 
 
 def watch(go: Callable[[Reporter], Result]) -> None:

@@ -35,6 +35,14 @@ def verify(
     batch: int = typer.Option(17, help="The largest batch to try."),
     seed: int = typer.Option(0, help="Seed of the weights and of all random inputs."),
     set_: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="A model's option."),
+    plan: bool = typer.Option(
+        False, "--plan", help="Show what a GPU would keep of each layer's gradients instead."
+    ),
+    views: int = typer.Option(1, min=1, help="Views per example, for --plan."),
+    physical_batch: int = typer.Option(
+        None, min=1, help="Examples at once, for --plan; 2048 images if not given."
+    ),
+    memory: float = typer.Option(35.0, min=0, help="GiB that gradients may take, for --plan."),
 ) -> None:
     """Check private training on a model: gradients, clipping, and that no example reaches another.
 
@@ -47,6 +55,12 @@ def verify(
     usual = (3, 32, 32) if ":" in model else models.info(model).input
     shape = usual if input is None else _shape(input)
     console = Console(highlight=False)
+    if plan:
+        from sfumato.cli.verify_plan import show
+
+        built = _build(model, shape, classes, seed, set_)
+        show(built, shape, views, physical_batch or max(1, 2048 // views), memory, console)
+        return
     report = _run(_build(model, shape, classes, seed, set_), shape, classes, batch, seed, console)
     size = "×".join(map(str, shape))
     console.print(f"[bold]{_plain(model)}[/] on {size} images, {classes} classes\n")

@@ -40,7 +40,7 @@ class ViewParameters:
     def take(self, rows: Tensor) -> ViewParameters:
         """The parameters of these examples, which may repeat."""
         each = len(self.changes) // self.examples if self.examples else 0
-        spread = rows.unsqueeze(1) * each + torch.arange(each)
+        spread = rows.unsqueeze(1) * each + torch.arange(each, device=rows.device)
         return ViewParameters(
             examples=rows.numel(),
             changes=self.changes.take(spread.flatten()),

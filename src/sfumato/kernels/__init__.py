@@ -1,6 +1,7 @@
-"""Triton kernels, each beside the plain-PyTorch function that defines it.
+"""Operators of the fast engine, each with a definition in plain PyTorch and a Triton kernel.
 
-Where Triton is installed they are registered as `torch.ops.sfumato.*`; everything works without.
+`torch.ops.sfumato.*` are registered here on import: on CUDA devices with Triton they run the
+kernels, elsewhere their definitions, so what is built on them can be tested anywhere.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ import importlib.util
 
 import torch
 
-AVAILABLE = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-"""Whether the kernels can run here."""
+from sfumato.kernels import operators  # noqa: F401
 
-if AVAILABLE:
-    from sfumato.kernels import conv  # noqa: F401
+AVAILABLE = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+"""Whether the Triton kernels can run here."""

@@ -1,13 +1,8 @@
-"""Per-example weight gradients of a convolution, contracted over views and positions.
+"""Filter gradients of single examples, and their weighted sum, as implicit matrix products.
 
-The definition, for examples b, output channels o, filter taps (i, j) and input channels c:
-
-    G[b, o, i, j, c] = sum over views v and output positions (h, w) of
-                       d[b, v, o, h, w] * x[b, v, c, h * stride + i * dilation - padding, ...]
-
-`sfumato.privacy.filters` computes it in plain PyTorch. Here it is an implicit matrix product for
-each example, (out, views * positions) by (views * positions, taps * in): nothing is unfolded,
-products are taken in the inputs' precision and accumulated in float32.
+For each example (out, views * positions) times (views * positions, taps * in): nothing is unfolded,
+products are taken in the inputs' precision and accumulated in float32. See
+`sfumato.kernels.definitions` for what is computed.
 """
 
 from __future__ import annotations
@@ -19,122 +14,224 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Pair = tuple[int, int]
+from sfumato.kernels.definitions import Geometry, padded
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def]
-    x, d, out,
+def _chunk(  # type: ignore[no-untyped-def]
+    x, d, example, start, o, n, total,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-    WO: tl.constexpr, OUT: tl.constexpr, POSITIONS: tl.constexpr,
-    VIEWS: tl.constexpr,
+    WO: tl.constexpr, OUT: tl.constexpr, POSITIONS: tl.constexpr, VIEWS: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, KW: tl.constexpr, N: tl.constexpr,
-    BO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    BT: tl.constexpr,
 ):  # fmt: skip
-    """A (BO, BN) tile of one example's gradient; columns run over taps, then input channels."""
-    tiles_n: tl.constexpr = (N + BN - 1) // BN
-    example = tl.program_id(0).to(tl.int64)
-    o = (tl.program_id(1) // tiles_n) * BO + tl.arange(0, BO)
-    n = (tl.program_id(1) % tiles_n) * BN + tl.arange(0, BN)
+    """Add what BT places from `start` on give to filters `o`, columns `n` (taps, then channels)."""
     tap = n // C
     down = (tap // KW) * DIL_H - PAD_H
     right = (tap % KW) * DIL_W - PAD_W
     across = (down * W + right) * C + n % C
     x += example * VIEWS * H * W * C
     d += example * VIEWS * POSITIONS * OUT
-    total = tl.zeros((BO, BN), tl.float32)
-    for start in range(0, VIEWS * POSITIONS, BT):
-        t = start + tl.arange(0, BT)
-        place = t % POSITIONS
-        row = (place // WO) * STRIDE_H
-        column = (place % WO) * STRIDE_W
-        pixel = (((t // POSITIONS) * H + row) * W + column) * C
-        live = t < VIEWS * POSITIONS
-        grads = tl.load(
-            d + t[:, None] * OUT + o[None, :], mask=live[:, None] & (o < OUT)[None, :], other=0.0
-        )
-        r = row[:, None] + down[None, :]
-        s = column[:, None] + right[None, :]
-        inside = (r >= 0) & (r < H) & (s >= 0) & (s < W)
-        tile = tl.load(
-            x + pixel[:, None] + across[None, :],
-            mask=inside & live[:, None] & (n < N)[None, :],
-            other=0.0,
-        )
-        total = tl.dot(tl.trans(grads), tile, total)
-    where = out + example * OUT * N + o[:, None] * N + n[None, :]
+    t = start + tl.arange(0, BT)
+    place = t % POSITIONS
+    row = (place // WO) * STRIDE_H
+    column = (place % WO) * STRIDE_W
+    pixel = (((t // POSITIONS) * H + row) * W + column) * C
+    live = t < VIEWS * POSITIONS
+    grads = tl.load(
+        d + t[:, None] * OUT + o[None, :], mask=live[:, None] & (o < OUT)[None, :], other=0.0
+    )
+    r = row[:, None] + down[None, :]
+    s = column[:, None] + right[None, :]
+    inside = (r >= 0) & (r < H) & (s >= 0) & (s < W)
+    tile = tl.load(
+        x + pixel[:, None] + across[None, :],
+        mask=inside & live[:, None] & (n < N)[None, :],
+        other=0.0,
+    )
+    return tl.dot(tl.trans(grads), tile, total)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gradients(  # type: ignore[no-untyped-def]
+    x, d, direction, out, statistics, examples,
+    KEEP: tl.constexpr, COUNT: tl.constexpr, SHARE: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    WO: tl.constexpr, OUT: tl.constexpr, POSITIONS: tl.constexpr, VIEWS: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, KW: tl.constexpr, N: tl.constexpr,
+    BO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """A (BO, BN) tile of the gradients of SHARE examples, and its part of their statistics.
+
+    Where the places of an example fit one chunk, the loop over examples is the innermost one, so
+    that the next example is loaded while this one is multiplied.
+    """
+    tiles: tl.constexpr = (N + BN - 1) // BN
+    tile = tl.program_id(1) % tiles
+    o = (tl.program_id(1) // tiles) * BO + tl.arange(0, BO)
+    n = tile * BN + tl.arange(0, BN)
     keep = (o < OUT)[:, None] & (n < N)[None, :]
-    tl.store(where, total.to(out.dtype.element_ty), mask=keep)
+    if COUNT == 3:
+        along = tl.load(direction + o[:, None] * N + n[None, :], mask=keep, other=0.0)
+    first = tl.program_id(0).to(tl.int64) * SHARE
+    for k in range(0, SHARE):
+        example = tl.minimum(first + k, examples - 1)
+        total = tl.zeros((BO, BN), tl.float32)
+        if VIEWS * POSITIONS <= BT:
+            total = _chunk(
+                x, d, example, 0, o, n, total,
+                H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+                DIL_H, DIL_W, KW, N, BT,
+            )  # fmt: skip
+        else:
+            for start in range(0, VIEWS * POSITIONS, BT):
+                total = _chunk(
+                    x, d, example, start, o, n, total,
+                    H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+                    DIL_H, DIL_W, KW, N, BT,
+                )  # fmt: skip
+        if KEEP:
+            kept = total.to(out.dtype.element_ty)
+            tl.store(out + example * OUT * N + o[:, None] * N + n[None, :], kept, mask=keep)
+            total = kept.to(tl.float32)
+        into = statistics + ((example * tiles + tile) * COUNT) * OUT + o
+        tl.store(into, tl.sum(total * total, 1), mask=o < OUT)
+        if COUNT == 3:
+            tl.store(into + OUT, tl.sum(total, 1), mask=o < OUT)
+            tl.store(into + 2 * OUT, tl.sum(total * along.to(tl.float32), 1), mask=o < OUT)
 
 
-def _tiles(columns: int, out: int, length: int) -> dict[str, int]:
+@triton.jit  # type: ignore[untyped-decorator]
+def _weighted(  # type: ignore[no-untyped-def]
+    x, d, weights, out, examples, share,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    WO: tl.constexpr, OUT: tl.constexpr, POSITIONS: tl.constexpr, VIEWS: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, KW: tl.constexpr, N: tl.constexpr,
+    BO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """A (BO, BN) tile of the weighted sum over `share` examples."""
+    tiles: tl.constexpr = (N + BN - 1) // BN
+    o = (tl.program_id(0) // tiles) * BO + tl.arange(0, BO)
+    n = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
+    first = tl.program_id(1).to(tl.int64) * share
+    total = tl.zeros((BO, BN), tl.float32)
+    for k in range(0, share):
+        example = tl.minimum(first + k, examples - 1)
+        weight = tl.load(weights + example)
+        weight = tl.where(first + k < examples, weight, 0.0)
+        own = tl.zeros((BO, BN), tl.float32)
+        if VIEWS * POSITIONS <= BT:
+            own = _chunk(
+                x, d, example, 0, o, n, own,
+                H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+                DIL_H, DIL_W, KW, N, BT,
+            )  # fmt: skip
+        else:
+            for start in range(0, VIEWS * POSITIONS, BT):
+                own = _chunk(
+                    x, d, example, start, o, n, own,
+                    H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+                    DIL_H, DIL_W, KW, N, BT,
+                )  # fmt: skip
+        total += tl.where(weight != 0, weight * own, 0.0)
+    where = out + tl.program_id(1).to(tl.int64) * OUT * N + o[:, None] * N + n[None, :]
+    tl.store(where, total, mask=(o < OUT)[:, None] & (n < N)[None, :])
+
+
+def tiles(columns: int, out: int, length: int, *, sum: bool = False) -> dict[str, int]:
     """Tile sizes and warps, chosen on an H200."""
     bo = 16 if out <= 16 else 32 if out <= 32 else 64 if out <= 64 else 128
     bn = 32 if columns <= 32 else 64 if columns <= 64 else 128
-    bt = 32 if length <= 32 else 64
-    return {"BO": bo, "BN": bn, "BT": bt, "num_warps": 8 if bo == 128 else 4, "num_stages": 3}
+    bt = 16 if length <= 16 else 32 if length <= 32 else 64
+    if bo == 128 and columns >= 256 and not sum:
+        bn = 256
+    warps, stages = (8, 4 if sum else 3) if bo == 128 else (4, 3)
+    return {"BO": bo, "BN": bn, "BT": bt, "num_warps": warps, "num_stages": stages}
 
 
-def conv_weight_gradients(
-    x: Tensor,
-    d: Tensor,
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    views: int,
-    tiles: dict[str, int] | None = None,
-) -> Tensor:
-    """`(examples, out, kh, kw, in)` gradients, in the precision of the inputs."""
-    rows, channels, height, width = x.shape
+def _settings(x: Tensor, d: Tensor, at: Geometry) -> tuple[int, ...]:
+    """The kernels' compile-time numbers, from H to N."""
+    _, channels, height, width = x.shape
     _, out, height_out, width_out = d.shape
-    examples = rows // views
-    x = x.contiguous(memory_format=torch.channels_last)
-    d = d.contiguous(memory_format=torch.channels_last)
-    kh, kw = kernel
-    columns, positions = kh * kw * channels, height_out * width_out
-    grads = torch.empty((examples, out, kh, kw, channels), dtype=x.dtype, device=x.device)
-    chosen = tiles or _tiles(columns, out, views * positions)
-    blocks = triton.cdiv(out, chosen["BO"]) * triton.cdiv(columns, chosen["BN"])
-    launch: Any = _kernel[(examples, blocks)]
-    launch(
-        x, d, grads, height, width, channels, width_out, out, positions, views,
-        *stride, *padding, *dilation, kw, columns, **chosen,
+    kh, kw = at.kernel
+    return (
+        height, width, channels, width_out, out, height_out * width_out, at.views,
+        *at.stride, *at.padding, *at.dilation, kw, kh * kw * channels,
     )  # fmt: skip
-    return grads
 
 
-def _pair(values: list[int]) -> Pair:
-    return values[0], values[1]
+def _prepared(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with channels last, and as many input channels as loads of 16 bytes like."""
+    missing = padded(x.shape[1]) - x.shape[1]
+    if missing:
+        x = torch.nn.functional.pad(x.permute(0, 2, 3, 1), (0, missing)).permute(0, 3, 1, 2)
+    last = torch.channels_last
+    return x.contiguous(memory_format=last), d.contiguous(memory_format=last)
 
 
-@torch.library.custom_op(
-    "sfumato::conv_weight_gradients", mutates_args=(), tags=(torch.Tag.needs_exact_strides,)
-)
-def _operator(
+def conv_gradients(
     x: Tensor,
     d: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    views: int,
-) -> Tensor:
-    return conv_weight_gradients(
-        x, d, _pair(kernel), _pair(stride), _pair(padding), _pair(dilation), views
-    )
+    direction: Tensor | None,
+    at: Geometry,
+    *,
+    keep: bool,
+    chosen: dict[str, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients, if they are to be kept, and statistics; see `operators.conv_gradients`."""
+    channels = x.shape[1]
+    x, d = _prepared(x, d)
+    settings = _settings(x, d, at)
+    out, length, columns = settings[4], settings[5] * at.views, settings[-1]
+    examples = x.shape[0] // at.views
+    shape = (examples, out, *at.kernel, x.shape[1]) if keep else (0,)
+    grads = x.new_empty(shape)
+    chosen = chosen or tiles(columns, out, length)
+    share = _SHARE if length <= chosen["BT"] else 1
+    across = triton.cdiv(columns, chosen["BN"])
+    count = 1 if direction is None else 3
+    if direction is not None:
+        direction = torch.nn.functional.pad(direction, (0, x.shape[1] - channels)).contiguous()
+    statistics = x.new_empty((examples, across, count, out), dtype=torch.float32)
+    blocks = triton.cdiv(out, chosen["BO"]) * across
+    launch: Any = _gradients[(triton.cdiv(examples, share), blocks)]
+    launch(
+        x, d, x if direction is None else direction, grads, statistics, examples,
+        keep, count, share, *settings, **chosen,
+    )  # fmt: skip
+    if keep:
+        grads = grads[..., :channels]
+    return grads, statistics.sum(1) if across > 1 else statistics.squeeze(1)
 
 
-@_operator.register_fake
-def _shape(
-    x: Tensor,
-    d: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    views: int,
+def weighted_sum(
+    x: Tensor, d: Tensor, weights: Tensor, at: Geometry, *, chosen: dict[str, int] | None = None
 ) -> Tensor:
-    return x.new_empty(x.shape[0] // views, d.shape[1], *kernel, x.shape[1])
+    """The weighted sum `(out, kh, kw, in)`; see `operators.weighted_sum`."""
+    channels = x.shape[1]
+    x, d = _prepared(x, d)
+    settings = _settings(x, d, at)
+    out, length, columns = settings[4], settings[5] * at.views, settings[-1]
+    examples = x.shape[0] // at.views
+    chosen = chosen or tiles(columns, out, length, sum=True)
+    blocks = triton.cdiv(out, chosen["BO"]) * triton.cdiv(columns, chosen["BN"])
+    parts = max(1, min(examples, triton.cdiv(_PROGRAMS, blocks)))
+    share = triton.cdiv(examples, parts)
+    parts = triton.cdiv(examples, share)
+    sums = x.new_empty((parts, out, *at.kernel, x.shape[1]), dtype=torch.float32)
+    launch: Any = _weighted[(blocks, parts)]
+    launch(x, d, weights.float().contiguous(), sums, examples, share, *settings, **chosen)
+    return sums[..., :channels].sum(0)
+
+
+_SHARE = 8
+"""Examples that a program takes where one chunk holds an example."""
+
+_PROGRAMS = 528
+"""Programs to spread a weighted sum over: four for each multiprocessor of an H200."""

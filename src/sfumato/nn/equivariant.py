@@ -64,12 +64,13 @@ class SteerableWeight(nn.Module):
         return self.expand(coefficients)
 
     def expand(self, coefficients: Tensor) -> Tensor:
-        """The linear part: coefficients (out, in, basis) to filters, in one product."""
-        outputs, inputs, _ = coefficients.shape
+        """The linear part: coefficients `(..., out, in, basis)` to filters, in one product."""
+        *front, outputs, inputs, _ = coefficients.shape
         target, source, height, width = self.shape
-        kernels = (self.gain * coefficients).flatten(0, 1) @ self.basis
-        kernels = kernels.view(outputs, inputs, target, source, height, width).transpose(1, 2)
-        return kernels.reshape(outputs * target, inputs * source, height, width)
+        kernels = (self.gain * coefficients) @ self.basis.to(coefficients.dtype)
+        kernels = kernels.view(*front, outputs, inputs, target, source, height, width)
+        kernels = kernels.transpose(-5, -4)
+        return kernels.reshape(*front, outputs * target, inputs * source, height, width)
 
     def project(self, weight: Tensor) -> Tensor:
         """The adjoint of `expand`: `(..., *filters)` to `(..., out, in, basis)`.
@@ -88,7 +89,10 @@ class SteerableWeight(nn.Module):
         The transposed derivative of `forward` in closed form: linear in `gradient`, so it serves
         one gradient, a sum, or a stack of per-example gradients alike.
         """
-        projected = self.project(gradient)
+        return self.pullback_expanded(coefficients, self.project(gradient))
+
+    def pullback_expanded(self, coefficients: Tensor, projected: Tensor) -> Tensor:
+        """The part of `pullback` after `project`: the derivative of the standardisation."""
         if not self.standardise:
             return projected
         deviation, centred, scale = _standardisation(coefficients)
@@ -250,6 +254,10 @@ class EquivariantGroupNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each example by itself."""
+        if not self.norm.affine:
+            # The channels of a field lie side by side, so groups of fields are groups of channels.
+            plain: Tensor = self.norm(x)
+            return plain
         y: Tensor = self.norm(torch.unflatten(x, 1, (self.fields, self.dimension)))
         return y.flatten(1, 2)
 

@@ -20,6 +20,10 @@ _TINY = 1e-20
 """A floor under the variance of the plain form, whose root has no gradient at 0."""
 
 
+_ROUNDING = 1e-5
+"""More than float32 sums over a filter lose of the sum of squares."""
+
+
 class WeightStandardisation(nn.Module):
     """Standardise each filter of a convolution over its fan-in.
 
@@ -47,16 +51,8 @@ class WeightStandardisation(nn.Module):
 
     def forward(self, raw: Tensor) -> Tensor:
         """The standardised weight."""
-        flat = raw.flatten(1)
-        centred = flat - flat.mean(1, keepdim=True)
-        if self.form == "de":
-            scale = centred.square().sum(1, keepdim=True).clamp_min(self.eps).rsqrt()
-        else:
-            variance = centred.square().mean(1, keepdim=True)
-            scale = 1 / (variance.clamp_min(_TINY).sqrt() + self.eps)
-        if self.gain is not None:
-            scale = scale * self.gain.unsqueeze(1)
-        return (centred * scale).view_as(raw)
+        bare = self.bare(raw)
+        return bare if self.gain is None else bare * self.gain.view(-1, 1, 1, 1)
 
     def pullback(self, raw: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
         """Gradients `(..., *raw.shape)` of the weight as gradients of the raw weight and the gain.
@@ -64,11 +60,18 @@ class WeightStandardisation(nn.Module):
         The transposed derivative of `forward` in closed form: linear in `gradient`, so it serves
         one gradient, a sum, or a stack of per-example gradients alike.
         """
-        g = gradient.flatten(-3)
+        bare = self.pullback_bare(raw, gradient)
+        if self.gain is None:
+            return (bare,)
+        centred, _, scale, _ = self._derivative(raw)
+        along = (gradient.flatten(-3) * centred).sum(-1)
+        return bare * self.gain.view(-1, 1, 1, 1), scale.squeeze(-1) * along
+
+    def _derivative(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Centred filters, their squared norms, and the two factors of the derivative."""
         flat = raw.flatten(1)
         centred = flat - flat.mean(1, keepdim=True)
         squares = centred.square().sum(1, keepdim=True)
-        along = (g * centred).sum(-1, keepdim=True)
         if self.form == "de":
             scale = squares.clamp_min(self.eps).rsqrt()
             shrink = torch.where(squares > self.eps, scale.pow(3), 0.0)
@@ -76,10 +79,55 @@ class WeightStandardisation(nn.Module):
             deviation = (squares / flat.shape[1]).clamp_min(_TINY).sqrt()
             scale = 1 / (deviation + self.eps)
             shrink = scale.square() / (deviation * flat.shape[1])
-        gain = 1.0 if self.gain is None else self.gain.unsqueeze(1)
-        own = gain * (scale * (g - g.mean(-1, keepdim=True)) - shrink * along * centred)
-        own = own.view(gradient.shape)
-        return (own,) if self.gain is None else (own, (scale * along).squeeze(-1))
+        return centred, squares, scale, shrink
+
+    def direction(self, raw: Tensor) -> Tensor:
+        """The centred filters, of which `squared_norms` needs the products with gradients."""
+        flat = raw.flatten(1)
+        return (flat - flat.mean(1, keepdim=True)).view_as(raw)
+
+    def squared_norms(self, raw: Tensor, statistics: Tensor, rounding: float) -> tuple[Tensor, ...]:
+        """Squared norms of what `pullback` would give, from three numbers for each filter.
+
+        Args:
+            raw: The raw weight.
+            statistics: `(examples, 3, filters)`: of the gradient g of each filter the sum of g²,
+                the sum of g, and the sum of g times `direction`.
+            rounding: Relative rounding of the entries of that direction.
+
+        Returns:
+            `(examples,)` for the raw weight, and for the gain if there is one, rounded up by what
+            the rounding of the statistics may have taken away.
+        """
+        squared, total, along = statistics.unbind(1)
+        entries = raw[0].numel()
+        _, squares, scale, shrink = (t.squeeze(-1) for t in self._derivative(raw))
+        slack = rounding * (squared * squares).sqrt()
+        least = (along.abs() - slack).clamp_min(0)
+        own = scale.square() * (squared - total.square() / entries)
+        own = own + (shrink.square() * squares - 2 * scale * shrink) * least.square()
+        own = own.clamp_min(0) + _ROUNDING * scale.square() * squared
+        if self.gain is None:
+            return (own.sum(1),)
+        most = (scale * (along.abs() + slack)).square()
+        return (own * self.gain.detach().square()).sum(1), most.sum(1)
+
+    def bare(self, raw: Tensor) -> Tensor:
+        """The standardised weight without the gain."""
+        centred, _, scale, _ = self._derivative(raw)
+        return (centred * scale).view_as(raw)
+
+    def scales(self, raw: Tensor) -> Tensor:
+        """What the gradient of each bare filter, without its mean, is at most multiplied by."""
+        return self._derivative(raw)[2].squeeze(-1)
+
+    def pullback_bare(self, raw: Tensor, gradient: Tensor) -> Tensor:
+        """Gradients `(..., *raw.shape)` of the bare weight as gradients of the raw weight."""
+        g = gradient.flatten(-3)
+        centred, _, scale, shrink = self._derivative(raw)
+        along = (g * centred).sum(-1, keepdim=True)
+        own = scale * (g - g.mean(-1, keepdim=True)) - shrink * along * centred
+        return own.view(gradient.shape)
 
     def extra_repr(self) -> str:
         """The form and its constants."""

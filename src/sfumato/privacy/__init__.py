@@ -21,11 +21,12 @@ if TYPE_CHECKING:
         Unclipped,
     )
     from sfumato.privacy.gradients import Gradients, PerExample, cross_entropy
-    from sfumato.privacy.mechanism import BatchStatistics, PrivateGradients
+    from sfumato.privacy.mechanism import PrivateGradients
     from sfumato.privacy.noise import GaussianNoise, Randomness
     from sfumato.privacy.reference import one_at_a_time
     from sfumato.privacy.refuse import refuse_mixing_layers
     from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler, physical_batches
+    from sfumato.privacy.statistics import BatchStatistics
 
 _HOME = {
     "Step": "accounting",
@@ -43,7 +44,7 @@ _HOME = {
     "Gradients": "gradients",
     "PerExample": "gradients",
     "cross_entropy": "gradients",
-    "BatchStatistics": "mechanism",
+    "BatchStatistics": "statistics",
     "PrivateGradients": "mechanism",
     "GaussianNoise": "noise",
     "Randomness": "noise",

@@ -1,247 +1,189 @@
 """The layered pass as compiled graphs over leaves that stay where they are.
 
-Forward and backward pass become one pair of graphs, and so do the norms and the weighted sum.
-Gradients of reparametrised weights stay in the space of the weight: norms are taken through the
-parametrisation's `pullback`, and only the weighted sum is mapped to the parameters, once.
+Forward and backward pass become one pair of graphs, and so do the norms and the weighted sum. What
+is kept of each layer's gradients is the planner's choice (`sfumato.privacy.planning`). Gradients of
+reparametrised weights stay in the space of the weight, or of a smaller one before it: norms are
+taken through the parametrisation, and only the weighted sum is mapped to the parameters, once.
+
+On a CUDA device the graphs are captured and replayed, so a batch costs no time on the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import Tensor
 
-from sfumato.privacy.layers import RULES, Own
-from sfumato.privacy.paths import kind_of, tapped
+from sfumato.privacy.keeping import Slot
+from sfumato.privacy.paths import tapped
+from sfumato.privacy.planning import Way
+from sfumato.privacy.replay import Replayed
+from sfumato.privacy.taps import NotCompiled, Taps
 
 if TYPE_CHECKING:
     from sfumato.privacy.gradients import PerExample
 
+Found = tuple[list[Tensor], list[Tensor]]
+"""The gradients of all leaves, and the inputs that slots ask for."""
 
 _ROUNDED_UP = 1 + 2e-4
 """Squared norms are summed in float32 here; rounded up by this, they are never too small."""
 
 
-class NotCompiled(Exception):
-    """The model has a part that the compiled pass does not know."""
-
-
-@dataclass
-class _Slot:
-    """One trained tensor of a layer: where its value lies, its leaf, and whose gradient it holds.
-
-    Attributes:
-        read: Computes the value from the parameters.
-        value: The value in the compute precision, at a fixed address.
-        leaf: Receives the per-example gradients; an expanded view of `value`.
-        names: The parameters behind it.
-        pullback: From gradients of the value to gradients of those parameters; None if they are
-            the same.
-    """
-
-    read: Callable[[], Tensor]
-    value: Tensor
-    leaf: Tensor
-    names: tuple[str, ...]
-    pullback: Callable[[Tensor], tuple[Tensor, ...]] | None
-
-
 @dataclass
 class Fused:
-    """Per-example gradients of one physical batch, in the space of the weights."""
+    """Per-example gradients of one physical batch, in the space of the weights.
+
+    They lie where the next batch's will lie: use them before the pass is called again.
+    """
 
     names: tuple[str, ...]
     losses: Tensor
     outputs: Tensor | None
-    _grads: list[Tensor]
-    _norms: Callable[[list[Tensor]], Tensor]
-    _sums: Callable[[list[Tensor], Tensor], list[Tensor]]
+    _squared: Tensor
+    _sums: Callable[[Tensor], list[Tensor]]
 
     def squared_norms(self) -> Tensor:
         """Squared norms `(examples, parameters)`, rounded up by one part in ten thousand."""
-        return self._norms(self._grads).double() * _ROUNDED_UP
+        return self._squared.double() * _ROUNDED_UP
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
         """Sum over examples of `weights[example, parameter] * gradient`, in parameter order.
 
+        One column of weights serves all parameters.
+
         Guarantee: Products and sums are in float32. Where a weight is zero the example contributes
         exactly nothing, even if its gradient holds NaN or infinity.
         """
-        return self._sums(self._grads, weights.float())
+        return self._sums(weights.float())
 
 
-@dataclass
 class Compiled:
     """The compiled pass for one physical batch size.
 
     Args:
         engine: Whose model, loss and views.
+        x: Inputs like those to come, of which one is looked at for shapes.
         examples: The physical batch size.
         dtype: Precision of the pass; norms and sums are in float32 whatever it is.
+        way: Take this way for all convolutions that can, instead of the planner's.
+        memory: Bytes that kept gradients may take; a quarter of what is free if None.
+
+    Raises:
+        NotCompiled: The model has a part that the pass does not know.
     """
 
-    engine: PerExample
-    examples: int
-    dtype: torch.dtype
-    slots: list[_Slot] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        parameters = self.engine.trainable
-        self._names = {id(p): n for n, p in parameters.items()}
-        self._order = tuple(parameters)
-        self._by_value: dict[int, _Slot] = {}
-        self._frozen: list[tuple[Callable[[], Tensor], Tensor]] = []
-        self._taps: dict[nn.Module, Callable[..., Any]] = {}
-        for _, module, way in self.engine._ways():
-            if way == "torch.func" or kind_of(module) not in RULES:
-                raise NotCompiled(f"{type(module).__name__} has no rule")
-            self._taps[module] = self._tap(module)
-        behind = [name for slot in self.slots for name in slot.names]
-        if len(behind) != len(set(behind)) or set(behind) != set(self._order):
-            raise NotCompiled("a parameter is behind several weights, or behind none")
+    def __init__(
+        self,
+        engine: PerExample,
+        x: Tensor,
+        examples: int,
+        dtype: torch.dtype,
+        *,
+        way: Way | None = None,
+        memory: int | None = None,
+    ) -> None:
+        self.engine, self.dtype = engine, dtype
+        self.taps = Taps(engine, x, examples, dtype, way=way, memory=memory)
+        self._order = tuple(engine.trainable)
         self._fresh: tuple[int, ...] = ()
         self._forward = torch.compile(self._losses, dynamic=False, fullgraph=True)
         self._norms = torch.compile(self._squared, dynamic=False, fullgraph=True)
         self._sums = torch.compile(self._summed, dynamic=False, fullgraph=True)
+        self._copy = Replayed(self._copied, aside=True)
+        self._pass = Replayed(self._run)
+        self._sum: dict[int, Replayed] = {}
+        self._found: Found = [], []
+        self._batch = 0
 
-    def _tap(self, module: nn.Module) -> Callable[..., Tensor]:
-        rule = RULES[kind_of(module)]
-        weight = self._slot(module, "weight")
-        bias = self._slot(module, "bias")
-        own = Own(
-            self.engine.views,
-            *self._values(module),
-            None if weight is None else weight.leaf,
-            None if bias is None else bias.leaf,
-            cast=False,
-        )
+    @property
+    def ways(self) -> dict[str, Way]:
+        """The way chosen for each convolution, by name."""
+        return self.taps.ways
 
-        def forward(*args: Any, **kwargs: Any) -> Tensor:
-            result: Tensor = rule(module, own, *args, **kwargs)
-            return result
-
-        return forward
-
-    def _values(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-        found = []
-        for name in ("weight", "bias"):
-            slot = self._by_value.get(self._key(module, name))
-            value = getattr(module, name, None)
-            if slot is None and value is not None:
-                value = _static(value, self.dtype)
-                self._frozen.append((partial(getattr, module, name), value))
-            found.append(value if slot is None else slot.value)
-        return found[0], found[1]
-
-    @staticmethod
-    def _key(module: nn.Module, name: str) -> int:
-        """Shared parameters share a slot; a derived weight has one of its own."""
-        if parametrize.is_parametrized(module, name):
-            return id(module.parametrizations[name])  # type: ignore[index]
-        return id(getattr(module, name, None))
-
-    def _slot(self, module: nn.Module, name: str) -> _Slot | None:
-        value = getattr(module, name, None)
-        if value is None or not value.requires_grad:
-            return None
-        key = self._key(module, name)
-        if key not in self._by_value:
-            names, pullback = self._behind(module, name, value)
-            static = _static(value, self.dtype)
-            leaf = static.detach().expand(self.examples, *static.shape).requires_grad_()
-            slot = _Slot(partial(getattr, module, name), static, leaf, names, pullback)
-            self._by_value[key] = slot
-            self.slots.append(slot)
-        return self._by_value[key]
-
-    def _behind(
-        self, module: nn.Module, name: str, value: Tensor
-    ) -> tuple[tuple[str, ...], Callable[[Tensor], tuple[Tensor, ...]] | None]:
-        """The parameters behind a layer's tensor, and the way back to them."""
-        if id(value) in self._names:
-            return (self._names[id(value)],), None
-        steps = list(module.parametrizations[name]) if parametrize.is_parametrized(module) else []  # type: ignore[index]
-        if len(steps) != 1 or not hasattr(steps[0], "pullback"):
-            raise NotCompiled(f"the {name} of a {kind_of(module).__name__} has no closed pullback")
-        step = steps[0]
-        raw = module.parametrizations[name].original  # type: ignore[index, union-attr]
-        behind = [raw, *step.parameters()]
-        if any(id(p) not in self._names for p in behind):
-            raise NotCompiled("a reparametrised weight is partly frozen")
-
-        def pullback(gradient: Tensor) -> tuple[Tensor, ...]:
-            if getattr(step, "any_order", False):
-                # Filters lie in memory with their channels last: go over them in that order.
-                own, *rest = step.pullback(
-                    raw.detach().permute(0, 2, 3, 1), gradient.permute(0, 1, 3, 4, 2)
-                )
-                return own.permute(0, 1, 4, 2, 3), *rest
-            back = step.pullback(raw.detach(), gradient)
-            return back if isinstance(back, tuple) else (back,)
-
-        return tuple(self._names[id(p)] for p in behind), pullback
+    @property
+    def refused(self) -> str | None:
+        """Why the pass is not replayed as a graph, or None."""
+        every = (self._copy, self._pass, *self._sum.values())
+        return next((part.refused for part in every if part.refused), None)
 
     def refresh(self) -> None:
         """Copy the parameters' current values to where the graphs read them."""
         version = tuple(p._version for p in self.engine.model.parameters())
         if version != self._fresh:
-            with torch.no_grad():
-                for slot in self.slots:
-                    slot.value.copy_(slot.read())
-                for read, value in self._frozen:
-                    value.copy_(read())
+            self._copy(next(self.engine.model.parameters()))
             self._fresh = version
+
+    def _copied(self, _where: Tensor) -> tuple[Tensor, ...]:
+        self.taps.refresh()
+        return ()
 
     def __call__(self, x: Tensor, y: Tensor) -> Fused:
         """Per-example gradients of `examples` examples."""
         self.refresh()
-        with torch.enable_grad(), tapped(self._taps):
-            total, losses, outputs = self._forward(x.to(self.dtype), y)
-            leaves = [slot.leaf for slot in self.slots]
-            grads = list(torch.autograd.grad(total, leaves))
-        return Fused(self._order, losses.detach(), outputs.detach(), grads, self._norms, self._sums)
+        losses, outputs, squared = self._pass(x.to(self.dtype), y)
+        self._batch += 1
+        sums = partial(self._weighted, self._batch, self._found)
+        return Fused(self._order, losses, outputs, squared, sums)
 
-    def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _weighted(self, batch: int, found: Found, weights: Tensor) -> list[Tensor]:
+        """The weighted sum of a batch, by a graph of its own once the pass is one."""
+        if not self._pass.captured:
+            return self._sums(*found, weights)
+        if batch != self._batch:
+            raise RuntimeError("the gradients of this batch are gone: another one has been run")
+        columns = weights.shape[1]
+        if columns not in self._sum:
+            self._sum[columns] = Replayed(lambda w: tuple(self._sums(*self._found, w)))
+        return list(self._sum[columns](weights))
+
+    def _run(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        """Forward, backward and norms; what the sum needs stays in `_found`."""
+        with torch.enable_grad(), tapped(self.taps.forwards):
+            total, losses, outputs, inputs = self._forward(x, y)
+            leaves = [leaf for slot in self.taps.slots for leaf in slot.leaves()]
+            grads = list(torch.autograd.grad(total, leaves))
+        self.taps.stash.clear()
+        self._found = grads, [t.detach() for t in inputs]
+        return losses.detach(), outputs.detach(), self._norms(*self._found)
+
+    def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         views = self.engine.views
+        self.taps.stash.clear()
         outputs = self.engine.model(x).float()
         targets = y.repeat_interleave(views, 0) if views > 1 else y
         losses = self.engine.loss(outputs, targets).view(-1, views).mean(1)
-        return losses.sum(), losses, outputs
+        return losses.sum(), losses, outputs, list(self.taps.stash)
 
-    def _squared(self, grads: list[Tensor]) -> Tensor:
+    def _by_slot(
+        self, grads: list[Tensor], inputs: list[Tensor]
+    ) -> list[tuple[Slot, list[Tensor], Tensor | None]]:
+        """Each slot with the gradients of its leaves and, where it asks for it, its input."""
+        found, start = [], 0
+        for slot in self.taps.slots:
+            count = len(slot.leaves())
+            found.append((slot, grads[start : start + count], self.taps.input_of(slot, inputs)))
+            start += count
+        return found
+
+    def _squared(self, grads: list[Tensor], inputs: list[Tensor]) -> Tensor:
         columns: dict[str, Tensor] = {}
-        for slot, grad in zip(self.slots, grads, strict=True):
-            wide = grad.to(_at_least_float32(grad))
-            back = (wide,) if slot.pullback is None else slot.pullback(wide)
-            for name, part in zip(slot.names, back, strict=True):
-                columns[name] = part.square().sum(tuple(range(1, part.dim())))
+        for slot, found, x in self._by_slot(grads, inputs):
+            columns.update(zip(slot.names, slot.squared(found, x), strict=True))
         return torch.stack([columns[name] for name in self._order], 1)
 
-    def _summed(self, grads: list[Tensor], weights: Tensor) -> list[Tensor]:
+    def _summed(self, grads: list[Tensor], inputs: list[Tensor], weights: Tensor) -> list[Tensor]:
         sums: dict[str, Tensor] = {}
-        for slot, grad in zip(self.slots, grads, strict=True):
-            for k, name in enumerate(slot.names):
-                column = weights[:, self._order.index(name)].view(-1, *(1,) * (grad.dim() - 1))
-                wide = grad.to(_at_least_float32(grad))
-                total = torch.where(column == 0, 0.0, wide * column.to(wide.dtype)).sum(0)
-                if slot.pullback is not None:
-                    total = slot.pullback(total.unsqueeze(0))[k].squeeze(0)
-                sums[name] = total
+        for slot, found, x in self._by_slot(grads, inputs):
+            own = weights
+            if weights.shape[1] > 1:
+                own = weights[:, [self._order.index(name) for name in slot.names]]
+            sums.update(zip(slot.names, slot.summed(found, x, own), strict=True))
         return [sums[name] for name in self._order]
 
 
-def _at_least_float32(t: Tensor) -> torch.dtype:
-    return torch.promote_types(t.dtype, torch.float32)
-
-
-def _static(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in the compute precision, channels last, that later values are copied to."""
-    copy = value.detach().to(dtype, copy=True)
-    return (
-        copy.contiguous(memory_format=torch.channels_last) if copy.dim() == 4 else copy.contiguous()
-    )
+__all__ = ["Compiled", "Fused", "NotCompiled"]

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato import kernels
+from sfumato.kernels.definitions import Geometry
 
 _NARROW = (torch.bfloat16, torch.float16)
 Pair = tuple[int, int]
@@ -39,11 +40,10 @@ def conv_weight_gradients(
         `(rows / views, out, in / groups, *kernel)`, possibly strided.
     """
     if kernels.AVAILABLE and x.is_cuda and groups == 1 and x.dtype in _NARROW:
-        last = torch.channels_last
-        grads: Tensor = torch.ops.sfumato.conv_weight_gradients(
-            x.contiguous(memory_format=last), d.contiguous(memory_format=last),
-            kernel, stride, padding, dilation, views,
-        )  # fmt: skip
+        geometry = Geometry(kernel, stride, padding, dilation, views)
+        grads: Tensor = torch.ops.sfumato.conv_gradients(x, d, None, geometry.numbers, views, True)[
+            0
+        ]
         return grads.permute(0, 1, 4, 2, 3)
     if groups == 1 and stride == (1, 1) and x.shape[1] >= 16 and kernel != (1, 1):
         area = x.shape[2] * x.shape[3]

@@ -234,7 +234,7 @@ class PerExample:
             return None
         key = (tuple(x.shape), self.precision, self.model.training, tuple(self.trainable))
         if key not in self._compiled:
-            from sfumato.privacy.probe import compiled_pass
+            from sfumato.privacy.fitting import compiled_pass
 
             self._compiled[key] = compiled_pass(self, x, y, self.precision)
         return self._compiled[key]

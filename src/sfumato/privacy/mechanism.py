@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +15,8 @@ from sfumato.privacy.gradients import Loss, PerExample, cross_entropy
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.precision import widest
 from sfumato.privacy.sampling import PoissonSampler
+from sfumato.privacy.statistics import BatchStatistics
 from sfumato.privacy.summing import PerExampleGradients
-
-
-@dataclass
-class BatchStatistics:
-    """What happened in a step, computed on private examples without noise: not for release."""
-
-    examples: int = 0
-    loss: float = 0.0
-    correct: int = 0
-    clipped: int = 0
-    not_finite: int = 0
-
-    def __iadd__(self, other: BatchStatistics) -> BatchStatistics:
-        self.examples += other.examples
-        self.loss += other.loss
-        self.correct += other.correct
-        self.clipped += other.clipped
-        self.not_finite += other.not_finite
-        return self
 
 
 class PrivateGradients:
@@ -150,15 +131,18 @@ class PrivateGradients:
             drawn = weights.to(y.device) > 0
         squared = gradients.squared_norms()
         rule = self._same_rule()
-        sums = gradients.weighted_sum(rule.weights(squared) * drawn.unsqueeze(1))
+        scales = rule.weights(squared)
+        if rule.uniform:
+            scales = scales[:, :1]
+        sums = gradients.weighted_sum(scales * drawn.unsqueeze(1))
         observed = rule.observe(squared, drawn)
         statistics = self._count(
             gradients.outputs, gradients.losses, y, drawn, rule.clipped(squared), squared
         )
         if self._sums is None:
             self._sums, self._summed_with = self._zeros(), rule
-        for name, part in zip(gradients.names, sums, strict=True):
-            self._sums[name] += part
+        own = [self._sums[name] for name in gradients.names]
+        torch._foreach_add_(own, [part.to(t.dtype) for t, part in zip(own, sums, strict=True)])
         if observed is not None:
             self._observed = observed if self._observed is None else self._observed + observed
         self._statistics += statistics
@@ -185,9 +169,12 @@ class PrivateGradients:
         if before is not None:
             before(event)
         self._history = list(merge([*self._history, event]))
-        for name, parameter in parameters.items():
-            noisy = noise.add(sums[name], sensitivity=rule.sensitivity, generator=generator)
-            parameter.grad = (noisy / self.sampler.batch).to(parameter.dtype)
+        noisy = noise.add_all(
+            [sums[name] for name in parameters], sensitivity=rule.sensitivity, generator=generator
+        )
+        means = torch._foreach_div(noisy, self.sampler.batch) if noisy else []
+        for parameter, mean in zip(parameters.values(), means, strict=True):
+            parameter.grad = mean.to(parameter.dtype)
         self._rule = self._adapted(rule, generator)
         statistics = self._statistics
         self.discard()
@@ -249,6 +236,5 @@ class PrivateGradients:
                 (clipped & counted).sum().to(wide),
                 (drawn & ~finite).sum().to(wide),
             ]
-        ).tolist()
-        examples, loss, correct, shortened, not_finite = numbers
-        return BatchStatistics(int(examples), loss, int(correct), int(shortened), int(not_finite))
+        )
+        return BatchStatistics(numbers)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.privacy.compiled import Compiled, NotCompiled
 from sfumato.privacy.gradients import METHODS, Gradients, NotPerLayer, PerExample
 from sfumato.privacy.isolation import (
     KINDS,
@@ -36,6 +35,9 @@ from sfumato.privacy.tracing import distance
 if TYPE_CHECKING:
     from sfumato.privacy.gradients import Loss
 
+
+_ENOUGH = 32
+"""Examples for which a pass is checked that serves as another's reference."""
 
 Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all"]
 """How a model, which may draw random numbers, can be compared with itself."""
@@ -141,6 +143,9 @@ def choose_method(engine: PerExample, x: Tensor, y: Tensor) -> str:
         for method in METHODS[:-1]:
             for trial, dtype in trials:
                 largest = y.shape[0] if trial is engine and engine.check else 0
+                if engine.precision is not None:
+                    # The pass in use will be compared at full size itself.
+                    largest = min(largest, _ENOUGH)
                 allowed = tolerance(dtype, confirmed=len(trials) > 1)
                 objection = _objection(trial, method, draws, dtype, largest, comparison, allowed)
                 if objection:
@@ -149,40 +154,6 @@ def choose_method(engine: PerExample, x: Tensor, y: Tensor) -> str:
             else:
                 return method
     return METHODS[-1]
-
-
-def compiled_pass(
-    engine: PerExample, x: Tensor, y: Tensor, precision: torch.dtype
-) -> Compiled | None:
-    """The compiled pass for batches like this one, or None where it does not fit the model.
-
-    It is compared, on random inputs, with the layered pass that was compared with the reference:
-    in float32 up to rounding, in a narrower precision up to what that precision costs.
-    """
-    try:
-        compiled = Compiled(engine, y.shape[0], precision)
-        with undisturbed(engine.model):
-            draws = Draws.for_model(engine.model, engine.loss, x, y)
-            inputs, targets = draws.x(x.shape[0]), draws.y(y.shape[0])
-            if is_random(engine.model, draws.x(3)):
-                raise NotCompiled("the model draws random numbers")
-            ours = compiled(inputs, targets)
-            reference = engine._run("layers", inputs, targets)
-            one = torch.ones(y.shape[0], len(ours.names), device=x.device, dtype=torch.float64)
-            a, b = ours.weighted_sum(one), reference.weighted_sum(one)
-        off = sum(float((p - q).double().square().sum()) for p, q in zip(a, b, strict=True))
-        whole = sum(float(q.double().square().sum()) for q in b)
-        norms = [g.squared_norms().sum(1).sqrt() for g in (ours, reference)]
-        apart = float(((norms[0] - norms[1]).abs() / norms[1].clamp_min(1e-30)).max())
-        allowed = 2e-2 if precision == torch.float32 else 2e-1
-        if not (off <= allowed**2 * whole and apart <= allowed):
-            raise NotCompiled(f"it differs from the layered pass by {(off / whole) ** 0.5:.1e}")
-    except Exception as reason:
-        if _out_of_memory(reason):
-            raise
-        engine.passed_over["compiled"] = (str(reason).splitlines() or [type(reason).__name__])[0]
-        return None
-    return compiled
 
 
 def _refuse_mixing(engine: PerExample, draws: Draws, rows: int) -> None:
@@ -316,13 +287,13 @@ def _objection(
     except NotPerLayer as reason:
         return str(reason)
     except Exception as error:
-        if _out_of_memory(error):
+        if out_of_memory(error):
             raise
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     return None
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
     """Not a fault of the method: the caller may try again with a smaller batch."""
     words = ("not enough memory", "allocate memory")
     return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words)
@@ -348,7 +319,7 @@ def _moves_with(
     try:
         after = run(changed, y)
     except Exception as error:
-        if _out_of_memory(error):
+        if out_of_memory(error):
             raise
         return 0.0
     others = without(y.shape[0], j).to(norms.device)

@@ -74,7 +74,7 @@ def physical_batches(draw: Tensor, size: int, *, start: int = 0) -> Iterator[Phy
         raise UserError(f"A physical batch holds at least one example, not {size}.")
     for a in range(start, draw.numel(), size):
         part = draw[a : a + size]
-        weights = torch.zeros(size)
+        weights = torch.zeros(size, device=draw.device)
         weights[: part.numel()] = 1
         padding = draw[:1].expand(size - part.numel())
         yield PhysicalBatch(torch.cat([part, padding]), weights, a)

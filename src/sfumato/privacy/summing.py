@@ -38,7 +38,10 @@ class PerExampleGradients(Protocol):
         ...
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
-        """Sum over examples of `weights[example, parameter] * gradient`, in parameter order."""
+        """Sum over examples of `weights[example, parameter] * gradient`, in parameter order.
+
+        One column of weights serves all parameters.
+        """
         ...
 
 
@@ -75,10 +78,13 @@ class Gradients:
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
         """Sum over examples of `weights[example, parameter] * gradient`, in parameter order.
 
+        One column of weights serves all parameters.
+
         Guarantee: The sum is taken in float32 or wider, whatever the compute precision around it.
         Where a weight is zero the example contributes exactly nothing, even if its gradient holds
         NaN or infinity.
         """
+        weights = weights.expand(-1, len(self._blocks))
         dropped = weights == 0
         any_dropped = bool(dropped.any())
         sums = []

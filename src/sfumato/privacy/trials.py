@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sfumato.privacy.clipping import MARGIN, Flat
 from sfumato.privacy.gradients import Gradients, Loss, PerExample
 from sfumato.privacy.isolation import LOOSE, replacement, without
-from sfumato.privacy.mechanism import BatchStatistics, PrivateGradients
+from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.probe import (
     Comparison,
@@ -26,6 +26,7 @@ from sfumato.privacy.probe import (
 from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.sampling import PoissonSampler, physical_batches
 from sfumato.privacy.state import Snapshot, seed
+from sfumato.privacy.statistics import BatchStatistics
 from sfumato.privacy.tracing import distance
 
 EXAMPLES = 5

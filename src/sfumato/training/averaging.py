@@ -38,8 +38,9 @@ class Average:
     def update(self, model: nn.Module, step: int) -> None:
         """Move towards the weights after step `step` (from 1)."""
         share = self._share(step)
-        for name, parameter in model.named_parameters():
-            self.tensors[name].lerp_(parameter.detach(), share)
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        own = [self.tensors[name] for name in names]
+        torch._foreach_lerp_(own, [p.detach() for p in parameters], share)
 
     def _share(self, step: int) -> float:
         """The part of the average that the weights after this step make up."""

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data import Dataset, ImageStore
-from sfumato.errors import UserError
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.mechanism import BatchStatistics, PrivateGradients
+from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.noise import Randomness
 from sfumato.privacy.sampling import physical_batches
+from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
-from sfumato.training import checkpoint, optimizers, schedules, setup
+from sfumato.training import checkpoint, optimizers, schedules, setup, snapshots, trouble
 from sfumato.training.averaging import Average
+from sfumato.training.evaluation import evaluate
 from sfumato.training.files import CHECKPOINTS
 from sfumato.training.interrupt import StopRequest
 from sfumato.training.metrics import Metrics
@@ -33,8 +33,6 @@ from sfumato.training.reporter import Progress, Reporter
 from sfumato.training.setup import Plan
 
 _CHECKPOINT_SECONDS = 20.0
-_BEYOND = 1e15
-"""Weights that are this large have diverged, if gradients are no longer finite either."""
 
 
 class Stopped(Exception):
@@ -62,10 +60,13 @@ class Loop:
     reporter: Reporter
     step: int = 0
     not_finite: int = 0
+    drawn: int = 0
 
     def __post_init__(self) -> None:
         r = self.recipe
         self.model.to(device=self.device)
+        if self.device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         t = r.training
         self.views = setup.views(r)
@@ -76,7 +77,7 @@ class Loop:
             noise=self.plan.noise,
             views=self.views.total,
         )
-        if r.training.precision == "bfloat16":
+        if setup.precision(t.precision, self.device) == "bfloat16":
             self.private.per_example.precision = torch.bfloat16
         trainable = self.private.per_example.trainable.values()
         self.optimizer = optimizers.build(r.optimizer, trainable)
@@ -88,6 +89,7 @@ class Loop:
         self.epoch = 1 / self.plan.sampler.rate
         self.watch = schedules.watch(r, self.epoch)
         self.store = self._store("train")
+        self._unread = BatchStatistics()
         self.log_every = r.training.log_every or math.ceil(self.plan.steps / 60)
         self._spent: dict[int, float] = {}
         if r.privacy.enabled:
@@ -123,6 +125,7 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint, after the ledger is on the disk."""
         self.ledger.sync()
+        self._settle()
         tensors, numbers = checkpoint.optimizer_state(self.optimizer)
         tensors |= {f"model/{n}": t for n, t in self.model.state_dict().items()}
         if self.average is not None:
@@ -144,8 +147,11 @@ class Loop:
         recent = BatchStatistics()
         while not self.finished:
             statistics = self.take_step()
+            if self.step == first + 1:
+                for remark in trouble.about_start(self.private, time.monotonic() - started):
+                    self.reporter.say(remark)
             recent += statistics
-            views += statistics.examples * self.private.per_example.views
+            views += self.drawn * self.private.per_example.views
             now = time.monotonic()
             if self.step % self.log_every == 0 or self.finished:
                 self._log(recent, views / max(now - logged, 1e-9), earlier + now - started)
@@ -172,8 +178,11 @@ class Loop:
         """Whether all steps are taken, or no more are wanted."""
         return self.step >= self.plan.steps or self.watch.stopped
 
-    def take_step(self) -> BatchStatistics:
+    def take_step(self, draw: Tensor | None = None) -> BatchStatistics:
         """One step of DP-SGD.
+
+        Args:
+            draw: The examples of this step, for measurements of speed only; the sampler's if None.
 
         Guarantee: The step's event is in the ledger before the noisy gradient exists; every drawn
         example is accumulated exactly once, however the draw is split.
@@ -182,14 +191,16 @@ class Loop:
         self.private.noise = self.plan.noise_at(number)
         if self.plan.clip_decay != 1:
             self.private.clipping = self.plan.clipping_at(number, self.private.clipping)
-        draw = self.plan.sampler.draw(self.randomness.generator(number, "sample"))
+        if draw is None:
+            draw = self.plan.sampler.draw(self.randomness.generator(number, "sample"))
+        self.drawn = draw.numel()
         with self._own_randomness(number):
             self._accumulate(draw, number)
         statistics = self.private.release(
             generator=self.randomness.generator(number, "noise", self.device),
             before=lambda event: self.ledger.record(number, event),
         )
-        self._check_divergence(statistics, number)
+        trouble.check_divergence(self.recipe, statistics, number)
         rate = schedules.learning_rate(
             self.recipe.optimizer,
             number,
@@ -204,10 +215,25 @@ class Loop:
         self.step = number
         if self.average is not None:
             self.average.update(self.model, number)
-        self.not_finite += statistics.not_finite
-        if statistics.examples and statistics.not_finite == statistics.examples:
-            self._explain_not_finite(number)
+        self.keep_snapshot()
+        self._unread += statistics
+        if self.device.type == "cpu":
+            self._settle()
         return statistics
+
+    def keep_snapshot(self) -> None:
+        """Keep the weights if this step is one of those asked for, after its event is on disk."""
+        steps, count = self.plan.steps, self.recipe.training.snapshots
+        if snapshots.due(self.step, steps, count):
+            self.ledger.sync()
+            snapshots.keep(self.folder, self.model, self.step, steps, count)
+
+    def _settle(self) -> None:
+        """Read what happened since the last time; on an accelerator this waits for it."""
+        recent, self._unread = self._unread, BatchStatistics()
+        self.not_finite += recent.not_finite
+        if recent.examples and recent.not_finite == recent.examples:
+            trouble.explain_not_finite(self.recipe, self.model, self.step)
 
     @contextmanager
     def _own_randomness(self, number: int) -> Iterator[None]:
@@ -220,19 +246,20 @@ class Loop:
     def _accumulate(self, draw: Tensor, number: int) -> None:
         """Add the draw in physical batches, smaller ones if the memory does not suffice."""
         parameters = self.views.draw(draw.numel(), self.randomness.generator(number, "augment"))
+        draw, parameters = draw.to(self.device), parameters.to(self.device)
         position = 0
         while position < draw.numel():
             batch = next(physical_batches(draw, self.physical_batch, start=position))
-            rows = torch.arange(position, position + self.physical_batch)
+            rows = torch.arange(position, position + self.physical_batch, device=self.device)
             rows = rows.clamp(max=draw.numel() - 1)
             try:
                 images, labels = self.store.gather(batch.indices)
                 x = self.store.unit(images)
-                x = self.views.apply(x, parameters.take(rows).to(self.device))
+                x = self.views.apply(x, parameters.take(rows))
                 x = self.store.normalise(x).contiguous(memory_format=torch.channels_last)
                 self.private.accumulate(x, labels, batch.weights)
             except RuntimeError as error:
-                if not _out_of_memory(error) or self.physical_batch == 1:
+                if not trouble.out_of_memory(error) or self.physical_batch == 1:
                     raise
                 self._halve()
                 continue
@@ -247,23 +274,6 @@ class Loop:
             "The result does not change."
         )
 
-    def _explain_not_finite(self, number: int) -> None:
-        if not all(bool((p.abs() < _BEYOND).all()) for p in self.model.parameters()):
-            raise UserError(
-                f"The weights grew beyond all bounds before step {number}. Lower the learning "
-                f"rate (optimizer.lr = {self.recipe.optimizer.lr:g})."
-            )
-
-    def _check_divergence(self, statistics: BatchStatistics, number: int) -> None:
-        limit = self.recipe.training.diverged
-        counted = statistics.examples - statistics.not_finite
-        if limit is not None and counted and not statistics.loss / counted <= limit:
-            raise UserError(
-                f"Training diverged: the mean loss of step {number} was "
-                f"{statistics.loss / counted:.4g}, above training.diverged = {limit:g}. Lower the "
-                f"learning rate (optimizer.lr = {self.recipe.optimizer.lr:g}), or add a warm-up."
-            )
-
     def rule_in_words(self) -> str:
         """How gradients were clipped, for the statement."""
         words, decay = self.private.clipping.describe(), self.plan.clip_decay
@@ -276,7 +286,6 @@ class Loop:
         """Accuracy on a part of the data: of averaged weights, if kept and not unwanted."""
         return self.evaluate(part, averaged=averaged)[0]
 
-    @torch.no_grad()
     def evaluate(self, part: str, *, averaged: bool = True) -> tuple[float, float]:
         """Accuracy and mean loss on a part of the data.
 
@@ -284,21 +293,11 @@ class Loop:
             part: `train`, `validation` or `test`.
             averaged: Use averaged weights, if they are kept; else those of the last step.
         """
-        store, count = self._store(part), len(self.dataset.parts()[part])
         weights: AbstractContextManager[None] = nullcontext()
         if averaged and self.average is not None:
             weights = self.average.applied(self.model)
-        right, loss = 0, 0.0
-        self.model.eval()
         with weights:
-            for indices in torch.split(torch.arange(count), 512):
-                images, labels = store.gather(indices)
-                x = store.normalise(images).contiguous(memory_format=torch.channels_last)
-                outputs = self.model(x)
-                right += int((outputs.argmax(1) == labels).sum())
-                loss += float(F.cross_entropy(outputs.float(), labels, reduction="sum"))
-        self.model.train()
-        return right / max(1, count), loss / max(1, count)
+            return evaluate(self.model, self._store(part))
 
     def _validate(self) -> dict[str, float]:
         """Results on validation images, of averaged weights and of the last ones."""
@@ -310,6 +309,7 @@ class Loop:
         return found
 
     def _log(self, recent: BatchStatistics, speed: float, seconds: float) -> None:
+        self._settle()
         record: dict[str, float | int] = {"step": self.step}
         if self.recipe.privacy.enabled:
             record["epsilon"] = self.epsilon_after(self.step)
@@ -345,7 +345,3 @@ class Loop:
                 seconds_left,
             )
         )
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

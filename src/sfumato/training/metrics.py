@@ -5,11 +5,27 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sfumato.training.files import write_whole
+
+Listener = Callable[[Path, dict[str, Any]], None]
+_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Have every record that is added inside this block told, with its run folder, as well."""
+    token = _listeners.set((*_listeners.get(), listener))
+    try:
+        yield
+    finally:
+        _listeners.reset(token)
 
 
 class Metrics:
@@ -29,6 +45,8 @@ class Metrics:
         with open(self.path, "ab") as file:
             file.write(_line(record).encode())
         self.records.append(record)
+        for listener in _listeners.get():
+            listener(self.path.parent, record)
 
     @property
     def seconds(self) -> float:

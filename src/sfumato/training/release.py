@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sfumato import version
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import merge
 from sfumato.privacy.composition import Exposure
@@ -114,7 +114,7 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         train_metrics=recipe.training.train_metrics,
         validation=len(d.validation) if d.validation is not None else 0,
         data=recipe.data.name,
-        version=version("sfumato"),
+        version=version.of(),
         public=recipe.data.public,
         start=" ".join(filter(None, [origin.words, fill.frozen(loop.model)])),
         exposures=origin.exposures,

@@ -65,8 +65,9 @@ def train(
         reporter.say(remark)
     views = recipe.training.views + recipe.training.self_mix
     physical = recipe.training.physical_batch or setup.physical_batch(
-        model, plan, dataset, views, _memory(where)
-    )
+        model, plan, dataset, views, _memory(where),
+        rows=setup.ROWS if where.type == "cuda" else None,
+    )  # fmt: skip
     folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
     with _explained(folder):
         if not randomness.seeded:
@@ -151,6 +152,7 @@ def _go(loop: Loop) -> Result:
         )
     if loop.step == 0:
         loop.save()
+        loop.keep_snapshot()
     with stop_on_signal() as stop:
         loop.run(stop)
     return release(loop)

@@ -295,7 +295,15 @@ def build_model(
     return model
 
 
-def pick_device(name: str, precision: str = "float32") -> torch.device:
+def precision(setting: str, device: torch.device) -> str:
+    """The precision that `auto` means on a device: bfloat16 where a GPU computes in it."""
+    if setting != "auto":
+        return setting
+    narrow = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if narrow else "float32"
+
+
+def pick_device(name: str, precision: str = "auto") -> torch.device:
     """`auto`, `cpu`, `cuda` (or `cuda:1`) or `mps` as a device that is there and computes so."""
     device = _named_device(name)
     if precision == "bfloat16" and device.type != "cuda":
@@ -326,8 +334,20 @@ def _named_device(name: str) -> torch.device:
     return device
 
 
-def physical_batch(model: nn.Module, plan: Plan, dataset: Dataset, views: int, budget: int) -> int:
-    """How many examples to process at once within a memory budget in bytes.
+ROWS = 2048
+"""Images at once that keep a GPU busy; more would only take memory."""
+
+
+def physical_batch(
+    model: nn.Module,
+    plan: Plan,
+    dataset: Dataset,
+    views: int,
+    budget: int,
+    *,
+    rows: int | None = None,
+) -> int:
+    """How many examples to process at once within a memory budget in bytes, and `rows` images.
 
     A draw is rarely larger than its mean and four standard deviations; that many examples are split
     into as few equal parts as fit, so that little is wasted on padding.
@@ -349,5 +369,7 @@ def physical_batch(model: nn.Module, plan: Plan, dataset: Dataset, views: int, b
     q, n = plan.sampler.rate, plan.sampler.examples
     likely = min(n, math.ceil(n * q + 4 * math.sqrt(n * q * (1 - q)) + 1))
     largest = max(1, min(likely, budget // max(1, per_example)))
+    if rows is not None:
+        largest = min(largest, max(1, rows // views))
     parts = math.ceil(likely / largest)
     return math.ceil(likely / parts)

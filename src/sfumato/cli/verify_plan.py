@@ -1,0 +1,69 @@
+"""`sfumato verify --plan`: what the compiled pass would keep of each layer's gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import nn
+
+
+def show(
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    views: int,
+    examples: int,
+    memory: float,
+    console: Console,
+) -> None:
+    """Print the planner's choice for each convolution, with what each way would cost.
+
+    Args:
+        model: The model.
+        shape: Of one image.
+        views: Rows per example.
+        examples: The physical batch.
+        memory: GiB that kept gradients may take.
+        console: Where to print.
+    """
+    import torch
+
+    from sfumato.privacy.gradients import PerExample
+    from sfumato.privacy.planning import WAYS, outputs_of, plan
+    from sfumato.privacy.taps import convolutions
+
+    calls = outputs_of(model, torch.zeros(1, *shape))
+    engine = PerExample(model, views=views, check=False)
+    found = convolutions(engine, {m: s[0] for m, s in calls.items() if len(s) == 1})
+    layers = [layer for layer, _ in found.values()]
+    ways = plan(layers, examples, memory=int(memory * 2**30))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("convolution")
+    table.add_column("filters", justify="right")
+    table.add_column("places", justify="right")
+    table.add_column("way")
+    for way in WAYS:
+        table.add_column(f"{way}\nms, MiB", justify="right")
+    for layer in layers:
+        cells = []
+        for way in WAYS:
+            text = "–"
+            if way in layer.possible():
+                cost = layer.seconds(way, examples) * 1e3
+                text = f"{cost:.2f}, {layer.bytes(way, examples) / 2**20:,.0f}"
+            cells.append(f"[bold]{text}[/]" if way == ways[layer.name] else text)
+        size = "×".join(map(str, (layer.filters, layer.channels, *layer.at.kernel)))
+        table.add_row(layer.name, size, str(layer.positions), ways[layer.name], *cells)
+    console.print(table)
+    total = sum(layer.seconds(ways[layer.name], examples) for layer in layers) * 1e3
+    kept = sum(layer.bytes(ways[layer.name], examples) for layer in layers) / 2**30
+    console.print(
+        f"\n{examples} examples of {views} views at once: about {total:.1f} ms and {kept:.2f} GiB "
+        "for the filters' gradients, estimated for an H200 in bfloat16."
+    )
+    rest = sum(1 for _, module, _ in engine._ways() if module not in found)
+    if rest:
+        console.print(f"{rest} other layers with parameters keep every example's gradient.")

@@ -1,0 +1,133 @@
+"""What the operators compute, in plain PyTorch.
+
+For examples b, views v, output channels o, filter taps (i, j) and input channels c, the gradient of
+an example's loss with respect to the filters of a convolution is
+
+    G[b, o, i, j, c] = sum over views v and output positions (h, w) of
+                       d[b, v, o, h, w] * x[b, v, c, h * stride + i * dilation - padding, ...]
+
+with d the gradient of the loss with respect to the convolution's output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a convolution walks over its input; groups are one.
+
+    Attributes:
+        kernel: Height and width of the filters.
+        stride: As in `torch.nn.Conv2d`, and so are `padding` and `dilation`.
+        padding: Zeros added on both sides.
+        dilation: Distance between taps.
+        views: Rows per example, contracted together with the positions.
+    """
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    views: int
+
+    @classmethod
+    def of(cls, numbers: list[int], views: int) -> Geometry:
+        """From the eight numbers that `numbers` gives, as operators take them."""
+        a, b, c, d, e, f, g, h = numbers
+        return cls((a, b), (c, d), (e, f), (g, h), views)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Kernel, stride, padding and dilation in one list."""
+        return [*self.kernel, *self.stride, *self.padding, *self.dilation]
+
+
+def padded(channels: int) -> int:
+    """Channels as gradients lie in memory: many are a multiple of eight, few are as they are."""
+    return -(-channels // 8) * 8 if channels > 16 else channels
+
+
+def conv_gradients(x: Tensor, d: Tensor, at: Geometry) -> Tensor:
+    """`(examples, out, kh, kw, in)` gradients, accumulated in float32 at least."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows, channels = x.shape[:2]
+    columns = F.unfold(
+        x.to(wide), at.kernel, dilation=at.dilation, padding=at.padding, stride=at.stride
+    )
+    examples = rows // at.views
+    a = d.to(wide).reshape(examples, at.views, d.shape[1], -1).transpose(1, 2).flatten(2)
+    b = columns.view(examples, at.views, *columns.shape[1:]).transpose(1, 2).flatten(2)
+    grads = torch.bmm(a, b.transpose(1, 2))
+    return grads.view(examples, -1, channels, *at.kernel).permute(0, 1, 3, 4, 2).contiguous()
+
+
+def filter_statistics(grads: Tensor, direction: Tensor | None) -> Tensor:
+    """Per example and filter: the sum of squares, and, given a direction, the sum and the product.
+
+    Args:
+        grads: `(examples, out, kh, kw, in)`.
+        direction: `(out, kh, kw, in)`, or None.
+
+    Returns:
+        `(examples, 1 or 3, out)`: sums of g², of g, and of g times the direction.
+    """
+    wide = grads.to(torch.promote_types(grads.dtype, torch.float32))
+    over = (2, 3, 4)
+    found = [wide.square().sum(over)]
+    if direction is not None:
+        found += [wide.sum(over), (wide * direction).sum(over)]
+    return torch.stack(found, 1)
+
+
+def weighted_sum(x: Tensor, d: Tensor, weights: Tensor, at: Geometry) -> Tensor:
+    """Sum over examples of weight times gradient, `(out, kh, kw, in)`, in float32 at least.
+
+    An example of weight zero adds exactly nothing, whatever its gradient holds.
+    """
+    grads = conv_gradients(x, d, at)
+    column = weights.to(grads.dtype).view(-1, 1, 1, 1, 1)
+    return torch.where(column == 0, 0.0, grads * column).sum(0)
+
+
+ROUNDING = 2.0**-18
+"""Relative rounding of float32 sums of products, as seen on matrix units, with head-room."""
+
+
+def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Tensor:
+    """Squared norm of each example's gradient without the gradient, `(examples,)`.
+
+    With A[t, t'] the product of the input patches at two places and B[t, t'] that of the output
+    gradients there, the squared norm is the sum of A * B. Where terms cancel, rounding could make
+    it too small, so rounding's share of what the sum would be without any cancellation, the square
+    of the sum over t of sqrt(A[t, t] * B[t, t]), is added.
+
+    Args:
+        x: Inputs, and `d` gradients of the outputs.
+        scales: `(out,)`: the norm is that of each filter's gradient without its mean, times its
+            scale. None for the gradient as it is.
+        at: How the convolution walks.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    examples = x.shape[0] // at.views
+    columns = F.unfold(
+        x.to(wide), at.kernel, dilation=at.dilation, padding=at.padding, stride=at.stride
+    )
+    p = columns.transpose(1, 2).reshape(examples, -1, columns.shape[1])
+    q = d.to(wide).flatten(2).transpose(1, 2).reshape(examples, -1, d.shape[1])
+    a = torch.bmm(p, p.transpose(1, 2))
+    if scales is not None:
+        q = q * scales.to(wide)
+    b = torch.bmm(q, q.transpose(1, 2))
+    most = (a * b).diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
+    if scales is not None:
+        sums = p.sum(2)
+        a = a - sums.unsqueeze(1) * sums.unsqueeze(2) / p.shape[2]
+    return (a * b).sum((1, 2)).clamp_min(0) + ROUNDING * most

@@ -1,0 +1,136 @@
+"""What to keep of a convolution's per-example gradients, decided layer by layer from its cost.
+
+- *materialise*: keep every example's gradient; its norm comes with it, the sum is read from it;
+- *norm-only*: compute every example's gradient but keep its norm alone, then take the weighted sum
+  as one more product (book-keeping, Bu et al., 2022);
+- *ghost*: get the norm from products of patches (Li et al., 2021), cheap where views and positions
+  are few, then the weighted sum likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.kernels.definitions import Geometry
+
+Way = Literal["materialise", "norm-only", "ghost"]
+WAYS: tuple[Way, ...] = ("materialise", "norm-only", "ghost")
+
+GHOST_LARGEST = 64
+"""The most views times positions for which there is a ghost kernel."""
+
+PRODUCTS = 3.5e14
+"""Multiplications and additions a second that the kernels reach on an H200 in bfloat16."""
+BYTES = 3.5e12
+"""Bytes a second that its memory delivers."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution as the planner sees it.
+
+    Attributes:
+        name: The layer's name.
+        at: How it walks, and the views.
+        channels: Input channels; `filters` are the output channels, `positions` those of an output.
+        statistics: Whether the norm needs statistics of each filter, as standardised weights do.
+    """
+
+    name: str
+    at: Geometry
+    channels: int
+    filters: int
+    positions: int
+    statistics: bool
+
+    @property
+    def entries(self) -> int:
+        """Numbers in one example's gradient."""
+        return self.filters * self.channels * self.at.kernel[0] * self.at.kernel[1]
+
+    @property
+    def length(self) -> int:
+        """Views times positions, the length of the product that makes a gradient."""
+        return self.at.views * self.positions
+
+    def seconds(self, way: Way, examples: int) -> float:
+        """Estimated time on an H200 for so many examples."""
+        product = 2 * self.entries * self.length * examples / PRODUCTS
+        moved = 2 * self.entries * examples / BYTES
+        if way == "materialise":
+            return max(product, moved) + moved
+        if way == "norm-only":
+            return 2 * product
+        taps = self.at.kernel[0] * self.at.kernel[1]
+        patches = 2 * self.length**2 * (taps * self.channels + self.filters) * examples / PRODUCTS
+        return patches + product
+
+    def bytes(self, way: Way, examples: int) -> int:
+        """Memory that is kept until the weighted sum, in bytes; inputs are there anyway."""
+        if way == "materialise":
+            return 2 * self.entries * examples
+        return 2 * self.filters * self.length * examples
+
+    def possible(self) -> tuple[Way, ...]:
+        """The ways that this layer can take."""
+        return WAYS[:2] if self.length > GHOST_LARGEST else WAYS
+
+
+def plan(layers: Sequence[Convolution], examples: int, *, memory: int) -> dict[str, Way]:
+    """The fastest way for each layer, within a limit of what may be kept at once.
+
+    Args:
+        layers: The convolutions.
+        examples: The physical batch.
+        memory: Bytes that gradients may take. Where the fastest ways need more, those that give
+            back most bytes for the time they lose are taken instead, one by one.
+    """
+    chosen: dict[str, Way] = {
+        layer.name: min(layer.possible(), key=lambda way: layer.seconds(way, examples))
+        for layer in layers
+    }
+    while sum(layer.bytes(chosen[layer.name], examples) for layer in layers) > memory:
+        savings: list[tuple[float, str, Way]] = []
+        for layer in layers:
+            now = chosen[layer.name]
+            for way in layer.possible():
+                freed = layer.bytes(now, examples) - layer.bytes(way, examples)
+                if freed > 0:
+                    lost = layer.seconds(way, examples) - layer.seconds(now, examples)
+                    savings.append((lost / freed, layer.name, way))
+        if not savings:
+            break
+        _, name, way = min(savings)
+        chosen[name] = way
+    return chosen
+
+
+def by_outputs(inputs: int, outputs: int, views: int) -> bool:
+    """Whether a linear layer had better keep the gradients of its outputs than its matrix's."""
+    return inputs * outputs >= 16 * views * (inputs + outputs)
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, row: Tensor) -> dict[nn.Module, list[torch.Size]]:
+    """Shapes of what each convolution and linear layer returns for one row, for each call of it.
+
+    The layers come in the order of their first calls.
+    """
+    found: dict[nn.Module, list[torch.Size]] = {}
+
+    def note(module: nn.Module, inputs: object, output: Tensor) -> None:
+        found.setdefault(module, []).append(output.shape)
+
+    kinds = (nn.Conv2d, nn.Linear)
+    hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, kinds)]
+    try:
+        model(row)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -1,0 +1,75 @@
+"""Captured CUDA graphs: a function of tensors, recorded once and replayed without the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+WARM_UP = 2
+"""Calls that run as they are: they compile, and let libraries choose their algorithms."""
+
+
+class Replayed:
+    """Runs a function of tensors of fixed shapes; on CUDA devices from the third call as a graph.
+
+    The function must not wait for the device, and reads and writes at fixed addresses apart from
+    its arguments. What a replay returns lies where the next replay's will lie.
+
+    Args:
+        function: From tensors to a tuple of tensors.
+        aside: Whether arguments say where to run only, and are not read.
+
+    Attributes:
+        refused: Why the function could not be captured and runs as it is, or None.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], *, aside: bool = False) -> None:
+        self._function, self._aside = function, aside
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, ...] = ()
+        self._outputs: tuple[Tensor, ...] = ()
+        self.refused: str | None = None
+
+    @property
+    def captured(self) -> bool:
+        """Whether a graph is replayed."""
+        return self._graph is not None
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The function's result."""
+        self._calls += 1
+        early = self._calls <= WARM_UP
+        if early or self.refused is not None or not all(t.is_cuda for t in inputs):
+            return self._function(*inputs)
+        if self._graph is None and not self._capture(inputs):
+            return self._function(*inputs)
+        if not self._aside:
+            for own, given in zip(self._inputs, inputs, strict=True):
+                own.copy_(given)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._outputs
+
+    def _capture(self, inputs: tuple[Tensor, ...]) -> bool:
+        self._inputs = inputs if self._aside else tuple(t.clone() for t in inputs)
+        aside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(aside):
+                self._function(*self._inputs)
+            torch.cuda.current_stream().wait_stream(aside)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            with torch.cuda.graph(graph):
+                self._outputs = self._function(*self._inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as reason:
+            torch.cuda.synchronize()
+            self.refused = (str(reason).splitlines() or [type(reason).__name__])[0]
+            return False
+        self._graph = graph
+        return True

@@ -1,0 +1,59 @@
+"""What can go wrong in a run, and what to tell the user."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sfumato.errors import UserError
+from sfumato.privacy.mechanism import PrivateGradients
+from sfumato.privacy.statistics import BatchStatistics
+from sfumato.recipe import Recipe
+
+_BEYOND = 1e15
+"""Weights that are this large have diverged, if gradients are no longer finite either."""
+
+_WORTH_SAYING = 10.0
+"""Seconds before the first step is done of which a user should know the reason."""
+
+
+def check_divergence(recipe: Recipe, statistics: BatchStatistics, step: int) -> None:
+    """Raise a `UserError` if the mean loss of a step exceeds the recipe's limit."""
+    limit = recipe.training.diverged
+    if limit is None:
+        return
+    counted = statistics.examples - statistics.not_finite
+    if counted and not statistics.loss / counted <= limit:
+        raise UserError(
+            f"Training diverged: the mean loss of step {step} was "
+            f"{statistics.loss / counted:.4g}, above training.diverged = {limit:g}. Lower the "
+            f"learning rate (optimizer.lr = {recipe.optimizer.lr:g}), or add a warm-up."
+        )
+
+
+def explain_not_finite(recipe: Recipe, model: nn.Module, step: int) -> None:
+    """Raise a `UserError` if gradients are not finite because the weights are not."""
+    if not all(bool((p.abs() < _BEYOND).all()) for p in model.parameters()):
+        raise UserError(
+            f"The weights grew beyond all bounds before step {step}. Lower the learning "
+            f"rate (optimizer.lr = {recipe.optimizer.lr:g})."
+        )
+
+
+def about_start(private: PrivateGradients, seconds: float) -> list[str]:
+    """How long the first step took, if long, and whether later ones are slower than need be."""
+    engine, remarks = private.per_example, []
+    if seconds > _WORTH_SAYING:
+        what = "checks and compilation" if engine.precision else "checks"
+        remarks.append(f"The first step took {seconds:.0f} s with its {what}.")
+    if engine.precision is not None and "compiled" in engine.passed_over:
+        remarks.append(
+            "This model runs layer by layer in float32, several times slower than it could: the "
+            f"compiled pass does not fit it ({engine.passed_over['compiled']})."
+        )
+    return remarks
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a smaller physical batch may help."""
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

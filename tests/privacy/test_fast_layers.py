@@ -1,0 +1,95 @@
+"""The compiled pass's own rules and slots against ordinary autograd."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sfumato.nn.standardise import standardised
+from sfumato.privacy import compiled
+from sfumato.privacy.compiled import Compiled
+from sfumato.privacy.fast_layers import group_norm
+from sfumato.privacy.gradients import PerExample
+from sfumato.privacy.keeping import Matrix
+from sfumato.privacy.layers import Own
+from sfumato.privacy.layers import group_norm as layered
+
+
+@pytest.fixture(autouse=True)
+def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(6, 8, 5, 4), (6, 8), (6, 8, 3)])
+def test_group_norm_is_the_layered_rule(shape: tuple[int, ...], affine: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.GroupNorm(4, 8, affine=affine).double()
+    values: tuple[Tensor | None, Tensor | None] = (None, None)
+    if affine:
+        values = torch.randn(8).double(), torch.randn(8).double()
+    x = torch.randn(shape).double() * 2 + 3
+    weights = torch.randn(shape).double()
+    found = []
+    for rule in (group_norm, layered):
+        own = x.clone().requires_grad_()
+        leaves = [None if v is None else v.expand(3, 8).clone().requires_grad_() for v in values]
+        y = rule(layer, Own(2, *values, *leaves, cast=False), own)
+        wanted = [own, *(leaf for leaf in leaves if leaf is not None)]
+        found.append([y.detach(), *torch.autograd.grad((y * weights).sum(), wanted)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_group_norm_keeps_float32_statistics_of_narrow_inputs() -> None:
+    x = (torch.randn(4, 8, 6, 6) + 30).bfloat16()
+    layer = nn.GroupNorm(2, 8)
+    ours = group_norm(layer, Own(1, None, None, None, None, cast=False), x)
+    wanted = torch.nn.functional.group_norm(x.float(), 2)
+    torch.testing.assert_close(ours.float(), wanted, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+def test_large_matrices_keep_the_gradients_of_their_outputs(views: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 192), nn.Tanh(), nn.Linear(192, 3)).double()
+    engine = PerExample(model, views=views, check=False)
+    x, y = torch.randn(4 * views, 3, 8, 8).double(), torch.randint(0, 3, (4,))
+    passes = Compiled(engine, x, 4, torch.float64, way="ghost")
+    kept = [slot for slot in passes.taps.slots if isinstance(slot, Matrix)]
+    assert [tuple(slot.value.shape) for slot in kept] == [(192, 192)]
+    x[views : 2 * views] = float("nan")
+    ours, reference = passes(x, y), engine._run("layers", x, y)
+    norms, wanted = ours.squared_norms(), reference.squared_norms()
+    assert bool((norms[[0, 2, 3]] >= wanted[[0, 2, 3]]).all())
+    torch.testing.assert_close(norms[[0, 2, 3]], wanted[[0, 2, 3]], rtol=1e-3, atol=1e-9)
+    weights = torch.tensor([[0.5], [0.0], [1.0], [2.0]]).double()
+    for a, b in zip(ours.weighted_sum(weights), reference.weighted_sum(weights), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", ["de", "plain"])
+@pytest.mark.parametrize("gain", [True, False])
+def test_norms_of_standardised_filters_follow_from_three_numbers(form: str, gain: bool) -> None:
+    torch.manual_seed(0)
+    conv = standardised(nn.Conv2d(3, 5, 3), form=form, gain=gain).double()  # type: ignore[arg-type]
+    step, raw = conv.parametrizations.weight[0], conv.parametrizations.weight.original.detach()
+    if gain:
+        nn.init.normal_(step.gain)
+    gradients = torch.randn(7, *raw.shape).double()
+    direction = step.direction(raw)
+    over = (2, 3, 4)
+    numbers = [gradients.square().sum(over), gradients.sum(over), (gradients * direction).sum(over)]
+    found = step.squared_norms(raw, torch.stack(numbers, 1), 0.0)
+    exact = [part.flatten(1).square().sum(1) for part in step.pullback(raw, gradients)]
+    assert len(found) == len(exact) == 1 + gain
+    for ours, wanted in zip(found, exact, strict=True):
+        assert bool((ours >= wanted * (1 - 1e-12)).all())
+        torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=0)
+    bare = step.pullback_bare(raw, gradients).flatten(1).square().sum(1)
+    bound = (step.scales(raw).square() * (numbers[0] - numbers[1].square() / raw[0].numel())).sum(1)
+    assert bool((bound >= bare * (1 - 1e-12)).all())
