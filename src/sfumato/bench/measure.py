@@ -1,0 +1,286 @@
+"""How it is measured: warm-up, then whole steps, timed without waiting in between.
+
+On CUDA the contenders run one after the other with the memory to themselves, and an event is
+recorded after each step; the device is not waited for until the last, so work may overlap from
+step to step as it does in training. Elsewhere contenders take turns, one step each, so that a clock
+that drifts or a neighbour that works hits all alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sfumato.bench.cases import CONTENDERS, Case
+from sfumato.bench.contenders import Contender, Unsupported, prepare
+from sfumato.bench.measurement import Measurement
+
+Prepare = Callable[[str, Case, torch.device], Contender]
+
+_SPLITS = (1, 2, 4, 8, 16, 32)
+_LONGEST = 12.0
+"""Seconds that the timed steps of one contender should take on CUDA at most."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How long to measure.
+
+    Attributes:
+        device: Where.
+        steps: Timed steps of each contender.
+        warmup: Steps before these.
+        seconds: Where contenders take turns, take more while these have not passed, up to eight
+            times as many: a median of short steps needs many.
+        deadline: On `time.monotonic`: when to stop beginning anything new.
+    """
+
+    device: torch.device
+    steps: int
+    warmup: int
+    seconds: float = 0.0
+    deadline: float = float("inf")
+
+    @property
+    def late(self) -> bool:
+        """Whether nothing new should begin."""
+        return time.monotonic() >= self.deadline
+
+
+def measure(
+    case: Case,
+    names: Sequence[str],
+    method: Method,
+    *,
+    done: Callable[[Measurement], None],
+    tell: Callable[[str], None] = lambda text: None,
+    prepare: Prepare = prepare,
+) -> list[Measurement]:
+    """Measure contenders in one case; a failure is noted with its reason and ends nothing else.
+
+    Args:
+        case: What to do.
+        names: Who; see `cases.CONTENDERS`.
+        method: How long.
+        done: Called with each measurement as soon as it is there.
+        tell: Called with what is going on, for whoever waits.
+        prepare: Makes a contender ready.
+    """
+    if method.device.type != "cuda":
+        return _in_turns(case, names, method, done, tell, prepare)
+    found = []
+    for name in names:
+        tell(f"  {CONTENDERS[name]} ...")
+        result = _alone(name, case, method, prepare)
+        found.append(result)
+        done(result)
+    return found
+
+
+def _alone(name: str, case: Case, method: Method, prepare: Prepare) -> Measurement:
+    """One contender with the device to itself, in smaller physical batches if it must be."""
+    result = Measurement(name, case)
+    for parts in _SPLITS:
+        if method.late:
+            result.reason = result.reason or "not begun: the time was up"
+            break
+        if case.at_once % parts:
+            break
+        result = Measurement(name, case)
+        try:
+            with helped(name, method.device):
+                _time_alone(result, case.split(parts), method, prepare)
+            _add_note(result, parts, case)
+            break
+        except Exception as error:
+            _failed(result, error)
+            if not _out_of_memory(error):
+                break
+        finally:
+            clean(method.device)
+    return result
+
+
+def _time_alone(result: Measurement, case: Case, method: Method, prepare: Prepare) -> None:
+    clean(method.device)
+    torch.cuda.reset_peak_memory_stats(method.device)
+    started = time.perf_counter()
+    contender = prepare(result.contender, case, method.device)
+    try:
+        _describe(result, contender)
+        contender.step()
+        wait(method.device, contender)
+        result.first_step = time.perf_counter() - started
+        started = time.perf_counter()
+        for _ in range(method.warmup):
+            contender.step()
+        wait(method.device, contender)
+        each = (time.perf_counter() - started) / max(1, method.warmup)
+        steps = max(min(5, method.steps), min(method.steps, int(_LONGEST / max(each, 1e-6))))
+        result.start_memory = torch.cuda.max_memory_allocated(method.device)
+        torch.cuda.reset_peak_memory_stats(method.device)
+        result.times = _timed(contender, steps, method.device)
+        result.peak_memory = torch.cuda.max_memory_allocated(method.device)
+        if contender.synchronise is not None:
+            result.peak_memory = result.start_memory = None
+        _note_afterwards(result, contender, case)
+    finally:
+        contender.close()
+
+
+def _timed(contender: Contender, steps: int, device: torch.device) -> list[float]:
+    if contender.synchronise is not None:
+        times = []
+        for _ in range(steps):
+            started = time.perf_counter()
+            contender.step()
+            contender.synchronise()
+            times.append(time.perf_counter() - started)
+        return times
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize(device)
+    events[0].record()
+    for event in events[1:]:
+        contender.step()
+        event.record()
+    torch.cuda.synchronize(device)
+    return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
+
+
+def _in_turns(
+    case: Case,
+    names: Sequence[str],
+    method: Method,
+    done: Callable[[Measurement], None],
+    tell: Callable[[str], None],
+    prepare: Prepare,
+) -> list[Measurement]:
+    """All contenders prepared and warmed up, then one step of each in turn."""
+    results = {name: Measurement(name, case, paired=True) for name in names}
+    ready: dict[str, Contender] = {}
+
+    def fail(name: str, error: Exception) -> None:
+        _failed(results[name], error)
+        if name in ready:
+            ready.pop(name).close()
+
+    try:
+        for name, result in results.items():
+            if method.late:
+                result.reason = "not begun: the time was up"
+                continue
+            tell(f"  preparing {CONTENDERS[name]} ...")
+            try:
+                started = time.perf_counter()
+                ready[name] = contender = prepare(name, case, method.device)
+                _describe(result, contender)
+                contender.step()
+                wait(method.device, contender)
+                result.first_step = time.perf_counter() - started
+                for _ in range(method.warmup - 1):
+                    contender.step()
+            except Exception as error:
+                fail(name, error)
+        began = time.monotonic()
+        for turn in range(8 * method.steps):
+            enough = time.monotonic() - began >= method.seconds
+            if (turn >= method.steps and enough) or (turn >= 3 and method.late):
+                break
+            tell(f"  turn {turn + 1} ...")
+            for name, contender in list(ready.items()):
+                try:
+                    started = time.perf_counter()
+                    contender.step()
+                    wait(method.device, contender)
+                    results[name].times.append(time.perf_counter() - started)
+                except Exception as error:
+                    fail(name, error)
+        for name, contender in ready.items():
+            _note_afterwards(results[name], contender, case)
+    finally:
+        for contender in ready.values():
+            contender.close()
+        ready.clear()
+        clean(method.device)
+    for result in results.values():
+        done(result)
+    return list(results.values())
+
+
+def _describe(result: Measurement, contender: Contender) -> None:
+    result.how, result.note = contender.how, contender.note
+
+
+def _failed(result: Measurement, error: Exception) -> None:
+    result.times, result.reason = [], reason_of(error)
+    result.unsupported = isinstance(error, Unsupported)
+
+
+def _add_note(result: Measurement, parts: int, case: Case) -> None:
+    if parts > 1:
+        words = f"{case.rows // parts} rows at once, for lack of memory"
+        result.note = f"{result.note}; {words}" if result.note else words
+
+
+def _note_afterwards(result: Measurement, contender: Contender, case: Case) -> None:
+    """Say how the steps were taken, and if the physical batch was lowered on the way."""
+    if words := contender.remark():
+        result.how = f"{result.how}, {words}"
+    if contender.physical is not None and (now := contender.physical()) < case.at_once:
+        _add_note(result, case.at_once // now, case)
+
+
+def wait(device: torch.device, contender: Contender) -> None:
+    """Return once what was begun is done."""
+    if contender.synchronise is not None:
+        contender.synchronise()
+    elif device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+@contextlib.contextmanager
+def helped(name: str, device: torch.device) -> Iterator[None]:
+    """Give contenders what their users would switch on; sfumato must do so by itself."""
+    before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    if device.type == "cuda" and name != "sfumato":
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before[0]
+        torch.set_float32_matmul_precision(before[1])
+
+
+def clean(device: torch.device) -> None:
+    """Forget compiled code and give unused memory back."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def reason_of(error: Exception) -> str:
+    """One line on why a contender failed."""
+    if isinstance(error, Unsupported):
+        return str(error)
+    if _out_of_memory(error):
+        return "out of memory"
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= 160 else f"{text[:159]}…"
+
+
+def _out_of_memory(error: Exception) -> bool:
+    words = ("not enough memory", "allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        word in str(error) for word in words
+    )

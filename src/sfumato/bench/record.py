@@ -1,0 +1,200 @@
+"""The record of a run: where, with what and by which command, and every repeat's time, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from sfumato.bench.measurement import Measurement
+from sfumato.errors import UserError
+from sfumato.training.files import write_whole
+
+VERSION = 1
+PACKAGES = ("sfumato", "torch", "triton", "opacus", "jax", "jax_privacy")
+UNKNOWN = "unknown"
+
+
+@dataclass
+class Record:
+    """Everything that a run of `sfumato bench` found out.
+
+    Attributes:
+        hardware: Device, GPU, CPU, cores and threads.
+        versions: Of Python and of the packages that matter.
+        settings: What was asked for.
+        command: The command line.
+        commit: Of the source, if it is a checkout; `+` after it means with changes.
+        date: When it began.
+        finished: Whether everything that was asked for was measured or has a reason.
+        measurements: One per case and contender.
+        profiles: What `--profile` found.
+        path: Where the record is kept.
+    """
+
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    command: str = ""
+    commit: str = UNKNOWN
+    date: str = ""
+    finished: bool = False
+    measurements: list[Measurement] = field(default_factory=list)
+    profiles: list[dict[str, Any]] = field(default_factory=list)
+    path: Path | None = None
+
+    @classmethod
+    def begin(cls, device: str, settings: dict[str, Any], *, path: Path | None = None) -> Record:
+        """Start a record; with a path, the file is made at once and must be new."""
+        if path is not None:
+            reserve(path)
+        record = cls(
+            hardware=hardware(device),
+            versions=versions(),
+            settings=settings,
+            command=" ".join(["sfumato", *sys.argv[1:]]),
+            commit=commit(),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            path=path,
+        )
+        record.save()
+        return record
+
+    def add(self, measurement: Measurement) -> None:
+        """Keep a measurement, on the disk too."""
+        self.measurements.append(measurement)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file anew, whole."""
+        if self.path is not None:
+            try:
+                write_whole(self.path, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
+            except OSError as error:
+                raise UserError(f"Cannot write {self.path}: {error.strerror}.") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "version": VERSION,
+            "date": self.date,
+            "command": self.command,
+            "commit": self.commit,
+            "hardware": self.hardware,
+            "versions": self.versions,
+            "settings": self.settings,
+            "finished": self.finished,
+            "measurements": [m.to_dict() for m in self.measurements],
+            "profiles": self.profiles,
+        }
+
+    @property
+    def cuda(self) -> bool:
+        """Whether it was measured on a GPU of NVIDIA's."""
+        return self.hardware.get("device") == "cuda"
+
+    def where(self) -> str:
+        """The hardware and the versions in a few words."""
+        h, v = self.hardware, self.versions
+        threads = h.get("threads", UNKNOWN)
+        cores = f"{threads} thread{'' if threads == 1 else 's'}"
+        machine = h["gpu"] if self.cuda else f"{h.get('cpu', UNKNOWN)}, {cores}"
+        packages = [f"PyTorch {v.get('torch', UNKNOWN)}"]
+        shown = (("opacus", "Opacus"), ("jax_privacy", "JAX-Privacy"), ("triton", "Triton"))
+        packages += [f"{name} {v[key]}" for key, name in shown if v.get(key, UNKNOWN) != UNKNOWN]
+        return ", ".join([machine, *packages])
+
+
+def reserve(path: Path) -> None:
+    """Make a file that must not exist yet."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("xb").close()
+    except FileExistsError:
+        raise UserError(f"{path} already exists and is not overwritten: choose another.") from None
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def read(path: Path) -> Record:
+    """Read a record back."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != VERSION:
+            raise UserError(f"{path} is a record of version {content['version']}, not {VERSION}.")
+        del content["version"]
+        measured = [Measurement.from_dict(m) for m in content.pop("measurements")]
+        return Record(**content, measurements=measured, path=path)
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a record of `sfumato bench`: {error}.") from None
+
+
+def hardware(device: str) -> dict[str, Any]:
+    """What the measurement runs on."""
+    import torch
+
+    found: dict[str, Any] = {
+        "device": device,
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": properties.name,
+            "gpu_memory": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda or UNKNOWN,
+        }
+    return found
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or UNKNOWN
+
+
+def versions() -> dict[str, str]:
+    """Versions of what was measured; `unknown` for what is not installed as a package."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = UNKNOWN
+    return found
+
+
+def commit() -> str:
+    """The commit of the checkout that this code is in."""
+    here = Path(__file__).resolve().parents[1]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        name = git("rev-parse", "--short=12", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+        return f"{name}+" if changed else name
+    except (OSError, subprocess.SubprocessError):
+        return UNKNOWN

@@ -1,0 +1,81 @@
+"""`docs/performance.md` from committed records: what is between the markers is generated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sfumato.bench import picture, profiling, record, table
+from sfumato.bench.targets import verdicts
+from sfumato.errors import UserError
+from sfumato.training.files import write_whole
+
+RESULTS = Path("benchmarks/results")
+PAGE = Path("docs/performance.md")
+IMAGES = Path("images")
+BEGIN = "<!-- sfumato bench --render: begin -->"
+END = "<!-- sfumato bench --render: end -->"
+
+
+def render(root: Path) -> list[Path]:
+    """Write tables and pictures of every record into the page; the text around them stays.
+
+    Args:
+        root: The checkout.
+
+    Returns:
+        The files written, the page first.
+    """
+    page, results = root / PAGE, root / RESULTS
+    if not page.is_file():
+        raise UserError(
+            f"{page} is not there: run `sfumato bench --render` at the top of a checkout."
+        )
+    text = page.read_text(encoding="utf-8")
+    before, found, rest = text.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        raise UserError(f"{page} lacks the lines '{BEGIN}' and '{END}', between which to write.")
+    records = [record.read(path) for path in sorted(results.glob("*.json"))]
+    records.sort(key=lambda r: r.date, reverse=True)
+    records.sort(key=lambda r: not r.cuda)
+    written = [page]
+    sections = []
+    for one in records:
+        section, pictures = _section(one, page.parent)
+        sections.append(section)
+        written += pictures
+    content = "\n\n".join(sections) or "No measurement is recorded yet."
+    write_whole(page, f"{before}{BEGIN}\n\n{content}\n\n{END}{after}".encode())
+    return written
+
+
+def _section(one: record.Record, folder: Path) -> tuple[str, list[Path]]:
+    """A heading, what was run, tables and pictures."""
+    assert one.path is not None
+    name, images = one.path.stem, folder / IMAGES
+    images.mkdir(exist_ok=True)
+    machine = one.hardware["gpu"] if one.cuda else "CPU"
+    parts = [
+        f"### {machine}, {one.date[:10]}",
+        f"{one.where()}; commit {one.commit}; [`{one.path.name}`](../{RESULTS}/{one.path.name}):",
+        f"    {one.command}",
+    ]
+    if not one.finished:
+        parts.append("This run was cut short; what it had measured by then is shown.")
+    drawn = []
+    for kind, draw in (("", picture.bars), ("-scaling", picture.curves)):
+        path = images / f"performance-{name}{kind}.png"
+        if draw(one, path):
+            drawn.append(path)
+            words = "Scaling" if kind else "Views per second"
+            parts.append(f"![{words} on {machine}]({IMAGES}/{path.name})")
+    main = [m for m in one.measurements if m.case.suite == "main"]
+    scaled = [m for m in one.measurements if m.case.suite != "main"]
+    if found := verdicts(one):
+        parts.append(table.verdicts_markdown(found))
+    if main:
+        parts.append(table.measurements_markdown(main))
+    if scaled:
+        parts += ["Scaling:", table.measurements_markdown(scaled)]
+    parts += [profiling.to_markdown(profiling.read(p)) for p in one.profiles]
+    return "\n\n".join(parts), drawn

@@ -1,0 +1,210 @@
+"""`sfumato bench`: speed and memory of whole private steps, beside training without privacy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from sfumato.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from sfumato.bench.cases import Case
+    from sfumato.bench.record import Record
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(bench)
+
+
+def bench(
+    models: str = typer.Option(None, help="Models to measure, with commas between."),
+    views: str = typer.Option(None, help="Views per example K, with commas between."),
+    rows: str = typer.Option(None, help="Rows (examples times views) at once, likewise."),
+    physical: int = typer.Option(None, help="Physical batches per update; 4 if not given."),
+    steps: int = typer.Option(None, min=1, help="Timed steps; 20 on a GPU, 5 or more elsewhere."),
+    warmup: int = typer.Option(None, min=1, help="Steps before these; 3 on a GPU, 1 elsewhere."),
+    precision: str = typer.Option(None, help="bfloat16 (on a GPU) or float32."),
+    against: str = typer.Option(
+        None,
+        help="not-private, not-private-compiled, opacus, opacus-ghost, vmap, jax-privacy; or none.",
+    ),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    out: Path = typer.Option(None, help="Keep the record in this new JSON file, row by row."),
+    picture: Path = typer.Option(None, help="Draw the record into this new PNG file."),
+    minutes: float = typer.Option(None, min=0, help="Begin nothing new after so many minutes."),
+    cold: bool = typer.Option(
+        False, "--cold", help="Compile everything anew, for times to the first step."
+    ),
+    scaling: bool = typer.Option(
+        False, "--scaling", help="Curves over the physical batch, K and width instead."
+    ),
+    profile: str = typer.Option(
+        None, metavar="MODEL", help="Show where the time of a step goes instead."
+    ),
+    render: bool = typer.Option(
+        False, "--render", help="Write docs/performance.md from benchmarks/results/*.json."
+    ),
+) -> None:
+    """Measure whole private steps beside training without privacy and beside other libraries.
+
+    Gather, augmentation, forward and backward pass, clipping, noise, update, averaged weights and
+    ledger are all inside. Without options: a few small cases in about two minutes on a CPU, all
+    models with targets on a GPU.
+    """
+    if render:
+        from sfumato.bench.render import render as write
+
+        for path in write(Path()):
+            typer.echo(path)
+        return
+    _check_new(out, picture)
+
+    from sfumato.bench import cases as known
+    from sfumato.training import setup
+
+    where = setup.pick_device(device, precision or "auto")
+    kind = where.type
+    dtype = precision or setup.precision("auto", where)
+    ks, sizes = _numbers("--views", views), _numbers("--rows", rows)
+    if profile is not None:
+        size = sizes[0] if sizes else (2048 if kind == "cuda" else 64)
+        k = ks[0] if ks else 1
+        [case] = known.choose(
+            kind, precision=dtype, names=[profile], views=[k], rows=[size], physical=physical
+        )
+        _profile(case, where, out)
+        return
+    if cold:
+        import torch._inductor.config
+
+        torch._inductor.config.force_disable_caches = True
+    names = [name.strip() for name in models.split(",")] if models else []
+    if scaling:
+        wanted = known.scaling(
+            kind,
+            model=names[0] if names else None,
+            rows=sizes[0] if sizes else None,
+            views=ks[0] if ks else None,
+            precision=dtype,
+        )
+    else:
+        wanted = known.choose(
+            kind, precision=dtype, names=names, views=ks, rows=sizes, physical=physical
+        )
+    if against is None:
+        beside = ["not-private"] if scaling else known.default_contenders(kind)
+    else:
+        beside = [] if against == "none" else [name.strip() for name in against.split(",")]
+    _measure(
+        wanted,
+        known.check_contenders(beside),
+        where,
+        steps=steps or (20 if kind == "cuda" else 5),
+        seconds=10.0 if steps is None else 0.0,
+        warmup=warmup or (3 if kind == "cuda" else 1),
+        minutes=minutes,
+        out=out,
+        picture=picture,
+    )
+
+
+def _numbers(option: str, text: str | None) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        found = [0]
+    if any(number < 1 for number in found):
+        raise UserError(f"{option} {text}: give whole numbers from 1 on, with commas between.")
+    return found
+
+
+def _check_new(out: Path | None, picture: Path | None) -> None:
+    for option, path, suffix in (("--out", out, ".json"), ("--picture", picture, ".png")):
+        if path is not None and path.suffix.lower() != suffix:
+            raise UserError(f"{option} {path}: the name must end in {suffix}.")
+        if path is not None and path.exists():
+            raise UserError(f"{option} {path}: it already exists and is not overwritten.")
+
+
+def _measure(
+    wanted: list[Case],
+    beside: list[str],
+    where: torch.device,
+    *,
+    steps: int,
+    seconds: float,
+    warmup: int,
+    minutes: float | None,
+    out: Path | None,
+    picture: Path | None,
+) -> None:
+    from sfumato.bench.run import run
+
+    record = run(
+        wanted,
+        beside,
+        device=where,
+        steps=steps,
+        seconds=seconds,
+        warmup=warmup,
+        minutes=minutes,
+        out=out,
+        say=lambda text: print(text, flush=True),
+    )
+    _show(record)
+    if picture is not None:
+        _draw(record, picture)
+        typer.echo(f"picture: {picture}")
+    if out is not None:
+        typer.echo(f"record: {out}")
+
+
+def _show(record: Record) -> None:
+    from rich.console import Console
+
+    from sfumato.bench import table
+    from sfumato.bench.targets import verdicts
+
+    console = Console(highlight=False, width=None if Console().is_terminal else 200)
+    console.print()
+    console.print(record.where(), markup=False)
+    console.print(table.measurements_table(record.measurements))
+    for sentence in table.missing(record.measurements):
+        console.print(sentence, markup=False)
+    if found := verdicts(record):
+        console.print()
+        console.print(table.verdicts_table(found))
+
+
+def _draw(record: Record, path: Path) -> None:
+    from sfumato.bench import picture
+
+    scaled = any(m.case.suite != "main" for m in record.measurements)
+    if not (picture.curves if scaled else picture.bars)(record, path):
+        raise UserError("Nothing was measured, so there is nothing to draw.")
+
+
+def _profile(case: Case, where: torch.device, out: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sfumato.bench import profiling
+    from sfumato.bench.run import profile
+
+    _, found = profile(case, device=where, out=out)
+    table = Table(box=None, pad_edge=False)
+    for i, column in enumerate(profiling.COLUMNS):
+        table.add_column(column, justify="right" if i else "left")
+    for row in profiling.rows(found):
+        table.add_row(*row)
+    console = Console(highlight=False, width=None if Console().is_terminal else 140)
+    for sentence in profiling.lines(found):
+        console.print(sentence)
+    console.print(table)
+    if out is not None:
+        typer.echo(f"record: {out}")
