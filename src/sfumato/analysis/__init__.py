@@ -1,10 +1,13 @@
-"""What a trained classifier does: how good it is, how sure of itself, and on which classes.
+"""What a trained classifier does: how good it is, how sure of itself, and what it is like inside.
 
-`evaluate(probabilities(classifier, data.test), data.test.labels, data.classes)` gives all of it.
+`evaluate(probabilities(classifier, data.test), data.test.labels, data.classes)` gives scores;
+`analyze(open_run("runs/digits-001"))` gives calibration, curvature, activations, sparsity,
+gradients and cost. Each is a function of its own too: see docs/analysis.md.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from sfumato.analysis.classification import (
@@ -17,26 +20,99 @@ from sfumato.analysis.classification import (
 )
 
 if TYPE_CHECKING:
+    from sfumato.analysis.activations import Activations, Distribution, activations_of
+    from sfumato.analysis.calibration import (
+        Calibration,
+        Scores,
+        adaptive_reliability,
+        calibrate,
+        fit_temperature,
+        scores,
+        softmax,
+    )
+    from sfumato.analysis.cost import Cost, cost_of
+    from sfumato.analysis.curvature import Hessian, Trace, trace_of
+    from sfumato.analysis.gradients import GradientNorms, LayerGradient, gradient_norms
     from sfumato.analysis.inference import Prediction, align_labels, predict_files, probabilities
+    from sfumato.analysis.opened import OpenRun, open_run
+    from sfumato.analysis.overview import Analysis, Effort, analyze
+    from sfumato.analysis.sparsity import Sparsity, l0_eps, sparsity_of
+    from sfumato.analysis.spectrum import (
+        Ritz,
+        Spectrum,
+        exact_spectrum,
+        lanczos,
+        spectrum_of,
+        top_eigenvalues,
+    )
+
+_HOME = {
+    "activations": ("Activations", "Distribution", "activations_of"),
+    "calibration": (
+        "Calibration", "Scores", "adaptive_reliability", "calibrate", "fit_temperature", "scores",
+        "softmax",
+    ),
+    "cost": ("Cost", "cost_of"),
+    "curvature": ("Hessian", "Trace", "trace_of"),
+    "gradients": ("GradientNorms", "LayerGradient", "gradient_norms"),
+    "inference": ("Prediction", "align_labels", "predict_files", "probabilities"),
+    "opened": ("OpenRun", "open_run"),
+    "overview": ("Analysis", "Effort", "analyze"),
+    "sparsity": ("Sparsity", "l0_eps", "sparsity_of"),
+    "spectrum": (
+        "Ritz", "Spectrum", "exact_spectrum", "lanczos", "spectrum_of", "top_eigenvalues",
+    ),
+}  # fmt: skip
 
 __all__ = [
+    "Activations",
+    "Analysis",
+    "Calibration",
+    "Cost",
+    "Distribution",
+    "Effort",
     "Evaluation",
+    "GradientNorms",
+    "Hessian",
+    "LayerGradient",
+    "OpenRun",
     "Prediction",
     "Reliability",
+    "Ritz",
+    "Scores",
+    "Sparsity",
+    "Spectrum",
+    "Trace",
+    "activations_of",
+    "adaptive_reliability",
     "align_labels",
+    "analyze",
     "brier_score",
+    "calibrate",
+    "cost_of",
     "evaluate",
+    "exact_spectrum",
+    "fit_temperature",
+    "gradient_norms",
+    "l0_eps",
+    "lanczos",
     "negative_log_likelihood",
+    "open_run",
     "predict_files",
     "probabilities",
     "reliability",
+    "scores",
+    "softmax",
+    "sparsity_of",
+    "spectrum_of",
+    "top_eigenvalues",
+    "trace_of",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs PyTorch only when it is asked for."""
-    if name in ("Prediction", "align_labels", "predict_files", "probabilities"):
-        from sfumato.analysis import inference
-
-        return getattr(inference, name)
+    for home, names in _HOME.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
