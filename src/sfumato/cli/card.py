@@ -1,0 +1,47 @@
+"""`sfumato card`: a model card in Markdown, with the guarantee as reviewers ask for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from sfumato.cli.report import check_new, write_new
+from sfumato.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(card)
+
+
+def card(
+    run: Path = typer.Argument(..., metavar="RUN", help="A finished run folder."),
+    out: Path = typer.Option(
+        Path("MODEL_CARD.md"), "--out", "-o", metavar="FILE", help="New Markdown file."
+    ),
+    data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+) -> None:
+    """Write a model card: guarantee, intended use, data, recipe, results, how to load it.
+
+    The card has the YAML header that the Hugging Face Hub reads. The licence and the words in
+    brackets are for you to fill in.
+    """
+    from sfumato.report.card import card as write_card
+    from sfumato.report.measure import measure
+    from sfumato.report.runs import gather
+    from sfumato.training.setup import pick_device
+
+    check_new(out)
+    (found,) = gather([run])
+    if not found.finished:
+        raise UserError(
+            f"{run} has not finished, so there is no model to describe: "
+            f"`sfumato train --resume {run}` goes on with it."
+        )
+    (measured,) = measure([found], root=data_root, device=pick_device(device))
+    for remark in (*found.problems, *([measured.missing] if measured.missing else [])):
+        typer.echo(f"Note: {remark}", err=True)
+    write_new(out, write_card(found, measured))
+    typer.echo(f"Written: {out}")

@@ -1,0 +1,254 @@
+"""A model card in Markdown, with the header that the Hugging Face Hub reads.
+
+The guarantee is stated with everything that NIST SP 800-226 and the differential-privacy community
+ask for: unit, neighbouring relation, epsilon and delta, accountant, sampler, noise, clipping, what
+is not covered, and tuning.
+
+*Guarantee:* The card quotes epsilon from the ledger and the exceptions from the statement. It holds
+no number that was computed on training batches, and no seed that noise follows from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from sfumato import version
+from sfumato.report import guarantee
+from sfumato.report.detail import without_seed
+from sfumato.report.measure import Measured
+from sfumato.report.runs import Run
+from sfumato.report.words import percent
+from sfumato.training.files import WEIGHTS
+
+_TAGS = ("image-classification", "differential-privacy", "dp-sgd", "pytorch", "sfumato")
+
+
+def card(run: Run, measured: Measured) -> str:
+    """The card of a finished run."""
+    parts = [
+        _header(run, measured),
+        f"# {_plain(run.recipe.model.name)} on {_plain(run.data)}",
+        _summary(run, measured),
+        "## How to use it",
+        _usage(),
+        "## Intended use",
+        _intended(run),
+        "## Privacy",
+        _privacy(run),
+        "## Training data",
+        _data(run, measured),
+        "## Training",
+        _training(run, measured),
+        "## Evaluation",
+        _evaluation(run, measured),
+        "## Limitations",
+        _limitations(run, measured),
+        f"Written by sfumato {version.of()} from the run '{_plain(run.name)}'.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(run: Run, measured: Measured) -> str:
+    """YAML, every text of the user's as a JSON string, which YAML reads the same."""
+    tags = [tag for tag in _TAGS if run.private or not tag.startswith(("diff", "dp-"))]
+    lines = [
+        "---",
+        "# license: choose one, such as apache-2.0 or cc-by-4.0, and remove the '#'",
+        "library_name: sfumato",
+        "pipeline_tag: image-classification",
+        "tags:",
+        *(f"- {tag}" for tag in tags),
+    ]
+    if run.accuracy is not None:
+        metrics = [("accuracy", "test accuracy", run.accuracy)]
+        e = measured.evaluation
+        if e is not None:
+            metrics.append(("brier_score", "Brier score (0 to 2)", e.brier))
+            metrics.append(("expected_calibration_error", "ECE, 15 bins", e.ece))
+        lines += [
+            "model-index:",
+            f"- name: {json.dumps(run.name)}",
+            "  results:",
+            "  - task:",
+            "      type: image-classification",
+            "    dataset:",
+            f"      name: {json.dumps(run.data)}",
+            f"      type: {json.dumps(run.data)}",
+            "      split: test",
+            "    metrics:",
+        ]
+        for kind, name, value in metrics:
+            lines += [
+                f"    - type: {kind}",
+                f"      name: {json.dumps(name)}",
+                f"      value: {value:.6g}",
+            ]
+    return "\n".join([*lines, "---"])
+
+
+def _summary(run: Run, measured: Measured) -> str:
+    size = "" if measured.parameters is None else f" of {measured.parameters:,} parameters"
+    kinds = "" if measured.classes is None else f" into {measured.classes} classes"
+    result = "" if run.accuracy is None else f" Test accuracy: **{100 * run.accuracy:.2f} %**."
+    price = (
+        f" Privacy: **ε = {run.spent:.4g}, δ = {run.recipe.privacy.delta:g}** for one image."
+        if run.private and run.spent is not None
+        else " **It has no privacy guarantee.**"
+    )
+    return f"A network{size} that sorts images{kinds}.{result}{price}"
+
+
+def _usage() -> str:
+    return f"""```python
+import torch
+import sfumato
+
+classifier = sfumato.load("{WEIGHTS}")
+about = classifier.description
+images = torch.zeros(2, about.channels, *about.size, dtype=torch.uint8)  # yours, (N, C, H, W)
+probabilities = classifier.predict(images)  # uint8, or floats from 0 to 1; normalised for you
+names = [classifier.classes[k] for k in probabilities.argmax(1).tolist()]
+```
+
+Image files are read, turned and scaled as in training by
+`sfumato predict {WEIGHTS} FOLDER`. The file holds tensors and a description of itself; nothing in
+it is executed."""
+
+
+def _intended(run: Run) -> str:
+    return (
+        f"Sorting images of the kind of '{_plain(run.data)}' into its classes. [Say who is to use "
+        "it, for what decisions, and who checks them.]\n\n"
+        "Not for images of another kind, for classes it was not trained on, or as the only ground "
+        "of a decision about a person."
+    )
+
+
+def _privacy(run: Run) -> str:
+    parts = [f"> {_no_html(line)}" for line in guarantee.warnings(run)]
+    parts.append(_plain(guarantee.in_words(run)))
+    rows = "\n".join(
+        f"| {_plain(name)} | {_plain(value)} |" for name, value in guarantee.facts(run)
+    )
+    if run.private:
+        parts.append(f"| | |\n|---|---|\n{rows}")
+        parts.append(
+            "The mechanism is DP-SGD: each step is a Poisson-subsampled Gaussian mechanism. Every "
+            "step was recorded in a hash-chained ledger before anything that depends on it was "
+            "released, and ε is computed from that ledger. Trust model: central; whoever trained "
+            "the model saw the images."
+        )
+    start = run.chapter("Where the first weights came from")
+    if start:
+        parts += ["### Where the first weights came from", _no_html(start)]
+    lines = guarantee.not_covered(run)
+    if lines:
+        parts += ["### Not covered", "\n".join(f"- {_no_html(line)}" for line in lines)]
+        parts += [
+            "### Tuning",
+            "[Say how the settings were chosen: on public data, or how many runs on these images "
+            "came before this one and what each spent.] ε above is that of this run alone.",
+        ]
+    return "\n\n".join(parts)
+
+
+def _data(run: Run, measured: Measured) -> str:
+    d = run.recipe.data
+    known = [f"'{_plain(run.data)}'"]
+    if run.examples is not None:
+        known.append(f"{run.examples:,} training images")
+    if measured.classes is not None:
+        known.append(f"{measured.classes} classes")
+    held = f" {100 * d.validation:g} % were held out for validation." if d.validation else ""
+    declared = " They were declared public." if d.public else ""
+    return (
+        f"{', '.join(known)}.{held}{declared} [Say where the images come from, whom they show, "
+        "with what consent, and how many may show one person: the unit of privacy is one image.]"
+    )
+
+
+def _training(run: Run, measured: Measured) -> str:
+    o, t = run.recipe.optimizer, run.recipe.training
+    rows = [
+        ("network", run.recipe.model.name),
+        ("parameters", "unknown" if measured.parameters is None else f"{measured.parameters:,}"),
+        ("optimizer", f"{o.name}, learning rate {o.lr:g}, {o.schedule}"),
+        ("expected batch", "unknown" if run.batch is None else f"{run.batch:g}"),
+        ("steps", str(run.steps)),
+        ("views per image", str(t.views + t.self_mix)),
+        ("averaged weights", f"{t.average_kind}, {t.average:g}" if t.average else "no"),
+        ("precision", t.precision),
+    ]
+    if run.seconds is not None:
+        rows.append(("training time", f"{run.seconds / 60:.1f} minutes"))
+    table = "\n".join(f"| {_plain(name)} | {_plain(value)} |" for name, value in rows)
+    toml = without_seed(run).to_toml()
+    fence = "`" * max(3, 1 + max((len(m) for m in re.findall(r"`+", toml)), default=0))
+    return (
+        f"| | |\n|---|---|\n{table}\n\n<details><summary>The recipe; <code>sfumato train "
+        f"recipe.toml</code> trains it again</summary>\n\n{fence}toml\n{toml}{fence}\n\n</details>"
+    )
+
+
+def _evaluation(run: Run, measured: Measured) -> str:
+    e = measured.evaluation
+    if e is None:
+        reported = "" if run.accuracy is None else f"Test accuracy: {100 * run.accuracy:.2f} %.\n\n"
+        return f"{reported}{measured.missing}"
+    rows = [
+        ("accuracy", f"{100 * e.accuracy:.2f} %"),
+        ("balanced accuracy", f"{100 * e.balanced_accuracy:.2f} %"),
+        ("negative log-likelihood", f"{e.nll:.4f}"),
+        ("Brier score (0 to 2)", f"{e.brier:.4f}"),
+        ("expected calibration error, 15 bins", f"{e.ece:.4f}"),
+    ]
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    text = f"On {e.n:,} test images:\n\n| | |\n|---|---|\n{table}"
+    if len(e.classes) > 100:
+        return text
+    lines = [
+        f"| {_plain(name)} | {percent(e.precision[k])} | {percent(e.recall[k])} | "
+        f"{percent(e.f1[k])} | {int(e.support[k])} |"
+        for k, name in enumerate(e.classes)
+    ]
+    head = "| class | precision | recall | F1 | images |\n|---|---|---|---|---|"
+    return f"{text}\n\n{head}\n" + "\n".join(lines)
+
+
+def _limitations(run: Run, measured: Measured) -> str:
+    lines = []
+    if run.private:
+        lines.append(
+            "Noise and clipping cost accuracy, and most of it where examples are few: rare classes "
+            "and unusual images are learnt less well than common ones."
+        )
+        lines.append(
+            "The guarantee is about training images, one at a time. It does not keep predictions "
+            "from being wrong, unfair or informative about what is true of people in general."
+        )
+    e = measured.evaluation
+    if e is not None and len(e.classes) > 2:
+        known = [k for k in range(len(e.classes)) if e.support[k] > 0]
+        worst, best = (f(known, key=lambda k: float(e.recall[k])) for f in (min, max))
+        lines.append(
+            f"Recall differs between classes: {percent(e.recall[worst])} for "
+            f"'{_plain(e.classes[worst])}', {percent(e.recall[best])} for "
+            f"'{_plain(e.classes[best])}'."
+        )
+        lines.append(
+            f"Its confidence is off by {100 * e.ece:.1f} percentage points on average (ECE)."
+        )
+    lines.append("Accuracy on other images than those of the test set is not known.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _no_html(text: str) -> str:
+    """Markdown of the statement's, in which a name may look like HTML."""
+    return text.replace("<", "&lt;")
+
+
+def _plain(text: str) -> str:
+    """A name that is neither Markdown nor HTML."""
+    text = " ".join(text.split())
+    return re.sub(r"([\\`*_{}\[\]<>#|!$~&])", r"\\\1", text)

@@ -1,0 +1,192 @@
+"""The sections about one run: its guarantee, its results, sample predictions, its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sfumato.recipe import Recipe
+from sfumato.report import guarantee, results
+from sfumato.report.markup import Child, Safe, details, element, inline, join, markdown, table
+from sfumato.report.measure import Measured
+from sfumato.report.runs import Run
+from sfumato.report.words import NONE, count, percent
+
+_DISAGREE = 0.005
+
+
+def privacy(run: Run) -> Safe:
+    """The guarantee: words, meter, numbers, and what is not covered."""
+    cautions = [element("li", None, inline(line)) for line in guarantee.warnings(run)]
+    lines = [element("li", None, inline(line)) for line in guarantee.not_covered(run)]
+    start = run.chapter("Where the first weights came from") or run.origin.words
+    randomness = run.chapter("Randomness").split("\n\nsfumato ")[0]
+    parts: list[Child] = [
+        element("ul", {"class": "cautions"}, *cautions) if cautions else None,
+        element("p", {"class": "lead"}, *_raised(guarantee.in_words(run))),
+        _meter(run),
+        table([], guarantee.facts(run), caption="The guarantee in numbers", classes="facts"),
+    ]
+    if lines:
+        parts += [element("h4", None, "Not covered"), element("ul", None, *lines)]
+    if start:
+        parts += [element("h4", None, "Where the first weights came from"), markdown(start)]
+    if randomness:
+        parts += [element("h4", None, "Randomness"), markdown(randomness)]
+    return join(parts)
+
+
+def _raised(text: str) -> list[Child]:
+    """The same words with the exponent where it belongs."""
+    before, found, after = text.partition("e^ε")
+    return [before, Safe("e<sup>ε</sup>"), after] if found else [text]
+
+
+def _meter(run: Run) -> Safe | None:
+    """Epsilon spent of the budget, as a bar."""
+    if not run.private or run.spent is None:
+        return None
+    budget = run.recipe.privacy.epsilon
+    share = min(1.0, run.spent / budget)
+    words = f"ε {run.spent:.3f} of {budget:g} spent"
+    bar = element(
+        "svg",
+        {
+            "viewBox": "0 0 400 10",
+            "preserveAspectRatio": "none",
+            "role": "img",
+            "aria-label": words,
+        },
+        element("rect", {"width": 400, "height": 10, "class": "left"}),
+        element("rect", {"width": 400 * share, "height": 10, "class": "used"}),
+    )
+    return element("div", {"class": "meter"}, bar, element("span", None, words))
+
+
+def test_results(run: Run, measured: Measured, key: str) -> tuple[Safe, dict[str, Any]]:
+    """Confusion matrix, reliability and each class on the test set."""
+    e = measured.evaluation
+    if e is None:
+        return element("p", {"class": "note"}, measured.missing), {}
+    matrix, matrix_data = results.confusion(e, f"{key}-confusion")
+    sure, sure_data = results.reliability(e, f"{key}-reliability")
+    note = None
+    if run.accuracy is not None and abs(run.accuracy - e.accuracy) > _DISAGREE:
+        words = (
+            f"The run reported {percent(run.accuracy)} when it ended, but the weights reach "
+            f"{percent(e.accuracy)} on the test set as it is now: the data or the weights are not "
+            "those of then."
+        )
+        note = element("ul", {"class": "cautions"}, element("li", None, words))
+    numbers = (
+        ("accuracy", percent(e.accuracy, 2)),
+        ("balanced accuracy", percent(e.balanced_accuracy, 2)),
+        ("ECE", f"{e.ece:.4f}"),
+        ("Brier score", f"{e.brier:.4f}"),
+        ("NLL", f"{e.nll:.4f}"),
+        ("images", count(e.n)),
+    )
+    strip = (
+        element("div", None, element("dt", None, name), element("dd", None, value))
+        for name, value in numbers
+    )
+    reading = (
+        f"Expected calibration error {e.ece:.3f} in {len(e.reliability.counts)} bins, Brier score "
+        f"{e.brier:.3f} (0 is perfect, 2 the worst). A bar below its mark was too sure of itself, "
+        "one above it not sure enough; below, how many images have that confidence."
+    )
+    panels = (
+        element("figure", {"class": "panel wide"}, element("h4", None, "Confusion matrix"), matrix),
+        element("figure", {"class": "panel"}, element("h4", None, "Reliability"), sure,
+                element("figcaption", {"class": "note"}, reading)),
+    )  # fmt: skip
+    rows = [
+        [name, percent(e.precision[k]), percent(e.recall[k]), percent(e.f1[k]),
+         str(int(e.support[k]))]
+        for k, name in enumerate(e.classes)
+    ]  # fmt: skip
+    head = ["class", "precision", "recall", "F1", "support"]
+    classes = table(head, rows, caption="Results by class", classes="numbers sortable classes")
+    by_class = (
+        join([element("h4", None, "By class"), classes])
+        if len(rows) <= 30
+        else details(f"By class: {len(rows)} classes", classes)
+    )
+    body = join(
+        [note, element("dl", {"class": "strip"}, *strip),
+         element("div", {"class": "panels"}, *panels), by_class]
+    )  # fmt: skip
+    data = {f"{key}-reliability": sure_data}
+    return body, data | ({f"{key}-confusion": matrix_data} if matrix_data else {})
+
+
+def samples(measured: Measured) -> Safe | None:
+    """Sample predictions, right and wrong ones labelled as such."""
+    if not measured.samples:
+        return None
+    words = {True: "✓ correct", False: "✗ wrong", None: "class not known"}
+    kinds = {True: "right", False: "wrong", None: "open"}
+    cards = []
+    for s in measured.samples:
+        was = f"predicted {s.predicted}" + (f", is {s.true}" if s.true is not None else "")
+        cards.append(
+            element(
+                "figure",
+                {"class": f"sample {kinds[s.right]}"},
+                element("img", {"src": s.image, "alt": f"{s.name}: {was}", "width": 96,
+                                "height": 96}),
+                element("figcaption", None, element("strong", None, words[s.right]),
+                        f"predicted {s.predicted}, {100 * s.confidence:.0f} %",
+                        element("span", {"class": "was"}, f"is {s.true}")
+                        if s.right is False else None),
+            )
+        )  # fmt: skip
+    note = (
+        "These images are in this page exactly as they are: whoever has the page has them. They "
+        "were chosen by whoever made it."
+    )
+    grid = element("div", {"class": "samples"}, *cards)
+    return join([grid, element("p", {"class": "note"}, note)])
+
+
+def without_seed(run: Run) -> Recipe:
+    """The recipe without the seed from which a private run's noise follows."""
+    if run.private and run.seeded:
+        return run.recipe.replace({"training.seed": None})
+    return run.recipe
+
+
+def recipe(run: Run, *, shareable: bool = False, alone: bool = True) -> Safe:
+    """The recipe as a file; it is printed too where the run is shown alone."""
+    shown = without_seed(run) if shareable else run.recipe
+    code = element("pre", {"tabindex": "0"}, element("code", None, shown.to_toml()))
+    return details("The recipe, complete, as TOML", code, classes="print" if alone else "")
+
+
+def recipe_differences(runs: Sequence[Run], *, shareable: bool = False) -> Safe:
+    """Only the settings in which the runs differ."""
+    shown = [without_seed(run) if shareable else run.recipe for run in runs]
+    flat = [_flat(recipe.to_dict()) for recipe in shown]
+    names = list(dict.fromkeys(name for settings in flat for name in settings))
+    rows = []
+    for name in names:
+        values = [settings.get(name, NONE) for settings in flat]
+        if name not in ("name", "about") and any(value != values[0] for value in values):
+            rows.append([element("code", None, name), *map(_value, values)])
+    if not rows:
+        return element("p", {"class": "note"}, "The recipes of these runs are the same.")
+    return table(["setting", *(run.name for run in runs)], rows, caption="Settings that differ")
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -1,0 +1,149 @@
+"""The privacy guarantee of a run: in a sentence, in numbers, and what it leaves out.
+
+*Guarantee:* Nothing here claims more than the run's ledger supports. A run without privacy, without
+a readable ledger, without an end, or with noise from a seed says so before any number is shown.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sfumato.privacy.statement import RELATION
+from sfumato.report.runs import Run
+from sfumato.report.words import power
+
+UNIT = "one image"
+ACCOUNTANTS = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
+TUNING = (
+    "The choice of the recipe. If several recipes were tried on these images and the best was "
+    "kept, the trials spent privacy too; their cost is not in these numbers."
+)
+
+
+def in_words(run: Run) -> str:
+    """What is guaranteed, in plain words."""
+    if not run.private:
+        return (
+            f"There is no privacy guarantee: the run trained on '{run.data}' without privacy. "
+            "Treat its weights like the training images."
+        )
+    if run.spent is None:
+        return (
+            "What this run has spent cannot be established, so no guarantee can be stated: its "
+            "ledger is missing or damaged."
+        )
+    delta = power(run.recipe.privacy.delta)
+    meaning = (
+        "Whether or not any one image was in the training set, everything that can be learnt from "
+        "the released weights is almost as likely: the odds of any conclusion about that image "
+        f"change by at most a factor of e^ε = {_factor(run.spent)}, except with a chance of about "
+        f"δ = {delta}."
+    )
+    if not run.finished:
+        return (
+            f"The run has not finished. It has spent ε = {run.spent:.4g} at δ = {delta} so far, "
+            f"of {run.recipe.privacy.epsilon:g}; that holds for its checkpoints. {meaning}"
+        )
+    return (
+        f"The weights satisfy ({run.spent:.4g}, {delta})-differential privacy with respect to "
+        f"{RELATION} of '{run.data}'. {meaning}"
+    )
+
+
+def facts(run: Run) -> list[tuple[str, str]]:
+    """The guarantee in numbers, a row each."""
+    if not run.private:
+        return [("privacy", "none")]
+    p, rows = run.recipe.privacy, [("unit of privacy", UNIT), ("neighbouring relation", RELATION)]
+    for name, words in ACCOUNTANTS.items():
+        role = "calibrated the run" if name == p.accountant else "for comparison"
+        value = f"{run.epsilon[name]:.4f}" if name in run.epsilon else "unknown"
+        rows.append((f"ε by {words}", f"{value} ({role})"))
+    rows += [("budget asked for", f"ε = {p.epsilon:g}"), ("δ", _delta(run))]
+    rate, batch = run.header.get("rate"), run.batch
+    if rate is not None and batch is not None:
+        rows.append(
+            (
+                "sampler",
+                f"Poisson: each image in each step with probability q = {rate:.6g} (expected batch "
+                f"{batch:g} of {run.examples})",
+            )
+        )
+    rows += [("noise multiplier σ", _sigma(run)), ("clipping", run.clipping)]
+    taken = f"{run.steps}"
+    if run.planned is not None and run.planned != run.steps:
+        taken += f" of {run.planned}"
+    rows.append(("steps", taken))
+    if run.origin.before:
+        before = sum(step.count for step in run.origin.before)
+        rows.append(("steps of the start, counted in ε", str(before)))
+    t = run.recipe.training
+    views = t.views + t.self_mix
+    rows.append(("views per image", f"{views}{', averaged before clipping' if views > 1 else ''}"))
+    return rows
+
+
+def not_covered(run: Run) -> list[str]:
+    """What the guarantee leaves out, as Markdown, a sentence or two each."""
+    stated = run.chapter("Not covered")
+    if stated:
+        return [line.removeprefix("- ") for line in stated.splitlines() if line.startswith("- ")]
+    if not run.private:
+        return []
+    found = [
+        "The number of training images and the names of the classes, which are treated as public.",
+        TUNING,
+    ]
+    if run.recipe.training.train_metrics:
+        found.append("Loss and accuracy of training batches: they were computed without noise.")
+    return found
+
+
+def warnings(run: Run) -> list[str]:
+    """What a reader must know before believing the numbers, as Markdown."""
+    found = list(run.problems)
+    if not run.private:
+        found.insert(0, "**Not private.** This run was trained without noise.")
+    elif run.seeded:
+        found.append(
+            "**The noise follows from a seed** that is in the recipe. Whoever knows it can "
+            "subtract the noise, so the guarantee holds only towards people who do not. Train "
+            "without a seed before releasing a model of secret images."
+        )
+    elif run.origin.seeded:
+        found.append(
+            "**The noise of the start follows from a seed**: towards people who know it, the steps "
+            "of the start are not private."
+        )
+    if run.private and run.spent is not None and run.spent > 10:
+        found.append(
+            f"**ε = {run.spent:.3g} is large**: the odds may change by a factor of "
+            f"{_factor(run.spent)}. As a guarantee on its own, that promises little."
+        )
+    if not run.finished:
+        step = f"after step {run.steps}" + (f" of {run.planned}" if run.planned else "")
+        found.insert(
+            0, f"**Not finished**: the run stopped {step}. What there is is shown, without test "
+            "results.",
+        )  # fmt: skip
+    return found
+
+
+def _delta(run: Run) -> str:
+    delta = run.recipe.privacy.delta
+    if run.examples is None:
+        return power(delta)
+    return f"{power(delta)} (1/N = {1 / run.examples:.2g} for N = {run.examples} training images)"
+
+
+def _sigma(run: Run) -> str:
+    if not run.history:
+        return f"{run.header['sigma']:.6g}" if "sigma" in run.header else "unknown"
+    first, last = run.history[0].noise_multiplier, run.history[-1].noise_multiplier
+    if len(run.history) == 1:
+        return f"{first:.6g}"
+    return f"{first:.6g} at first, {last:.6g} at last, by a fixed plan"
+
+
+def _factor(epsilon: float) -> str:
+    return f"{math.exp(epsilon):.3g}" if epsilon < 50 else "infinity, for practical purposes"

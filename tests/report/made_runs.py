@@ -1,0 +1,113 @@
+"""Run folders with everything a report reads, made without training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sfumato import models, recipes
+from sfumato.privacy import accounting
+from sfumato.privacy.accounting import Step
+from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.statement import Facts, statement
+from sfumato.training.classifier import Description, save_weights
+
+DIGITS = tuple(str(k) for k in range(10))
+
+
+def make(
+    folder: Path,
+    *,
+    sigma: float = 2.0,
+    steps: int = 60,
+    accuracy: float = 0.9,
+    finished: bool = True,
+    private: bool = True,
+    data: str = "digits",
+    classes: Sequence[str] = DIGITS,
+    changes: dict[str, Any] | None = None,
+    records: int = 60,
+) -> Path:
+    """Write a run folder; an unfinished one has taken half its steps."""
+    folder.mkdir(parents=True)
+    recipe = recipes.find("digits").replace(
+        {"data.name": data, "privacy.enabled": private, "training.steps": steps, **(changes or {})}
+    )
+    (folder / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
+    q, delta, taken = 0.1, recipe.privacy.delta, steps if finished else steps // 2
+    header = {
+        "version": 1, "examples": 1438, "rate": q, "sigma": sigma if private else 0.0,
+        "clip": 1.0, "delta": delta, "budget": recipe.privacy.epsilon, "accountant": "pld",
+        "steps": steps, "physical_batch": 64, "recipe": recipe.to_dict(),
+    }  # fmt: skip
+    ledger = Ledger.create(folder / "ledger.jsonl", header)
+    for number in range(1, taken + 1):
+        ledger.record(number, Step(q, sigma if private else 0.0))
+    ledger.close()
+    spent = {
+        name: accounting.epsilon([Step(q, sigma, taken)], delta=delta, accountant=name)
+        for name in accounting.ACCOUNTANTS
+        if private
+    }
+    _metrics(folder, taken, spent, accuracy, finished=finished, records=records)
+    if finished:
+        _release(folder, recipe, spent, steps, q, sigma, classes)
+    return folder
+
+
+def _metrics(
+    folder: Path,
+    steps: int,
+    spent: dict[str, float],
+    accuracy: float,
+    *,
+    finished: bool,
+    records: int,
+) -> None:
+    lines = []
+    for k in range(1, records + 1):
+        part = k / records
+        lines.append(
+            {
+                "step": max(1, round(steps * part)), "loss": 2.3 * (1 - part) + 0.4,
+                "train_accuracy": accuracy * part**0.3, "clipped": 1 - 0.6 * part, "lr": 2.0,
+                "views_per_second": 9000.0 + k, "seconds": 10 * part,
+            }
+        )  # fmt: skip
+        if spent:
+            lines[-1]["epsilon"] = spent["pld"] * part**0.5
+    if finished:
+        final = {"final": True, "step": steps, "test_accuracy": accuracy, "seconds": 10.0}
+        lines.append(final | ({"epsilon": spent["pld"]} if spent else {}))
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+
+
+def _release(
+    folder: Path,
+    recipe: Any,
+    spent: dict[str, float],
+    steps: int,
+    q: float,
+    sigma: float,
+    classes: Sequence[str],
+) -> None:
+    torch.manual_seed(0)
+    network = models.create("tanh-cnn", classes=len(classes), channels=1, size=(8, 8), filters=4)
+    description = Description(
+        "tanh-cnn", {"filters": 4}, tuple(classes), 1, (8, 8), (0.5,), (0.5,), {"private": True}
+    )
+    save_weights(folder / "model.safetensors", network, description)
+    p = recipe.privacy
+    facts = Facts(
+        private=p.enabled, epsilon=spent, budget=p.epsilon, delta=p.delta, accountant="pld",
+        examples=1438, batch=143.8, rate=q, steps=steps, noise_multiplier=sigma,
+        rule="each image's gradient scaled to norm at most C = 1", views=1, averaged=False,
+        seeded=recipe.training.seed is not None, train_metrics=True, validation=0,
+        data=recipe.data.name, version="0",
+    )  # fmt: skip
+    (folder / "statement.md").write_text(statement(facts), encoding="utf-8")
