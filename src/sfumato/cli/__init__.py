@@ -11,8 +11,8 @@ from rich.console import Console
 from sfumato.errors import UserError
 
 VERBS = (
-    "train", "pretrain", "evaluate", "predict", "budget", "plan", "verify", "recipes", "models",
-    "data",
+    "train", "pretrain", "evaluate", "predict", "report", "card", "analyze", "budget", "plan",
+    "verify", "recipes", "models", "data", "reproduce", "bench",
 )  # fmt: skip
 
 app = typer.Typer(
@@ -26,9 +26,9 @@ app = typer.Typer(
 
 def _version(show: bool) -> None:
     if show:
-        from importlib.metadata import version
+        from sfumato import version
 
-        typer.echo(f"sfumato {version('sfumato')}")
+        typer.echo(f"sfumato {version.of()}")
         raise typer.Exit
 
 

@@ -7,6 +7,15 @@ from pathlib import Path
 from sfumato.errors import UserError, nearest
 from sfumato.recipe import Recipe, loads
 
+ALIASES = {
+    f"003/{step}": f"paper-003/{step}"
+    for step in (
+        "1-baseline", "2-adaptive-clipping", "3-weight-standardisation", "4-larger-batch",
+        "5-per-layer-clipping", "6-plateau",
+    )
+}  # fmt: skip
+"""Other names of packaged recipes: the chain of paper 003 beside the paper's other recipes."""
+
 
 def packaged() -> dict[str, Path]:
     """The recipes that come with sfumato, by name."""
@@ -20,6 +29,7 @@ def packaged() -> dict[str, Path]:
 def find(name: str) -> Recipe:
     """A packaged recipe by name, or a recipe file by path."""
     known = packaged()
+    name = ALIASES.get(name, name)
     if name in known:
         return loads(known[name].read_text(encoding="utf-8"), where=f"recipe '{name}'")
     path = Path(name)

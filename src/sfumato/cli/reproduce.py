@@ -1,0 +1,208 @@
+"""`sfumato reproduce`: run the papers' results again, and set ours beside theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from sfumato.errors import UserError
+
+if TYPE_CHECKING:
+    from sfumato.reproduce.ledger import Entry
+    from sfumato.reproduce.row import Row, Setting
+    from sfumato.reproduce.runner import Outcome
+    from sfumato.training.reporter import Reporter
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(reproduce)
+
+
+def reproduce(
+    what: str = typer.Argument(
+        None, metavar="[PAPER[/ROW]]", help="What to run, such as 004 or 002/fashion-tanh."
+    ),
+    seeds: int = typer.Option(3, min=1, help="Runs per row, with seeds 0, 1, 2 and so on."),
+    setting: str = typer.Option(
+        None,
+        help="published: noise as in the paper; best: calibrated to the whole budget by PLD; both. "
+        "Each row's usual one if not given.",
+    ),
+    budget_minutes: float = typer.Option(
+        None, help="Stop after so many minutes; the next call goes on from there."
+    ),
+    list_: bool = typer.Option(False, "--list", help="List the rows, run nothing."),
+    render: bool = typer.Option(False, "--render", help="Only write the tables and figures."),
+    results: Path = typer.Option(Path("results"), help="Folder of the results, one line per run."),
+    docs: Path = typer.Option(Path("docs/results"), help="Folder of the tables and figures."),
+    runs: Path = typer.Option(Path("runs/reproduce"), help="Folder of the run folders."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    precision: str = typer.Option(None, help="float32, or bfloat16 on a CUDA device."),
+    data_root: Path = typer.Option(None, help="Where to look for data sets first."),
+) -> None:
+    """Run published results again, from packaged recipes, and compare.
+
+    Without arguments: every paper and row, and how far it is. What is done is not run again, what
+    was interrupted goes on.
+    """
+    from sfumato.reproduce.rows import PAPERS, find
+
+    chosen = _settings(setting)
+    if what is None:
+        if render:
+            _render(results, docs)
+        else:
+            _list([row for paper in PAPERS for row in paper.rows], results, seeds)
+        return
+    _, rows = find(what)
+    if list_:
+        _list(rows, results, seeds)
+        return
+    if render:
+        _render(results, docs)
+        return
+
+    from sfumato.cli.progress import console
+    from sfumato.reproduce.runner import Clock, Runner
+    from sfumato.training.loop import Stopped
+
+    def say(message: str) -> None:
+        console.print(message, soft_wrap=True, markup=False)
+
+    from sfumato.reproduce.tables import render as render_pages
+
+    def after(entry: Entry) -> None:
+        _say_entry(entry, say)
+        render_pages(results, docs, only=entry.paper)
+
+    runner = Runner(
+        results=results,
+        runs=runs,
+        root=data_root,
+        device=device,
+        precision=precision,
+        clock=Clock(budget_minutes),
+        watch=_watch,
+        say=say,
+    )
+    jobs = runner.missing(rows, seeds=seeds, settings=chosen)
+    if not jobs:
+        say(f"Nothing is missing: {what} has {seeds} seeds of everything. --seeds asks for more.")
+        return
+    try:
+        outcome = runner.run(jobs, after=after)
+    except Stopped as stopped:
+        say(f"Stopped after step {stopped.step} of {stopped.folder}; everything is saved. The same "
+            "command goes on from there.")  # fmt: skip
+        raise typer.Exit(128 + stopped.signal) from None
+    _say_outcome(outcome, len(jobs), say)
+    say(f"Tables and figures: {docs}")
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def _settings(text: str | None) -> tuple[Setting, ...]:
+    choices: dict[str | None, tuple[Setting, ...]] = {
+        None: (),
+        "published": ("published",),
+        "best": ("best",),
+        "both": ("published", "best"),
+    }
+    if text not in choices:
+        raise UserError(f"--setting must be published, best or both, not '{text}'.")
+    return choices[text]
+
+
+@contextmanager
+def _watch() -> Iterator[Reporter]:
+    from sfumato.cli.progress import watched
+
+    with watched() as reporter:
+        yield reporter
+
+
+def _render(results: Path, docs: Path) -> None:
+    from sfumato.reproduce.tables import render
+
+    written = render(results, docs)
+    typer.echo(f"Wrote {len(written)} files to {docs} from {results}.")
+
+
+def _say_entry(entry: Entry, say: Callable[[str], None]) -> None:
+    from sfumato.reproduce.rows import every_row
+    from sfumato.reproduce.tables import verdict
+
+    row = every_row()[entry.row]
+    found = 100 * entry.accuracy
+    said = verdict(row.published, found).replace("*", "")
+    beside = f" (published {row.published:g}; {said})" if said else ""
+    spent = f", epsilon {entry.epsilon[entry.accountant]:.3f}" if entry.epsilon else ""
+    say(
+        f"{entry.row}, {entry.setting}, seed {entry.seed}: test accuracy {found:.2f} %{beside}"
+        f"{spent}, {entry.minutes:.1f} minutes"
+    )
+
+
+def _say_outcome(outcome: Outcome, asked: int, say: Callable[[str], None]) -> None:
+    if len(outcome.failed) == asked:
+        raise UserError(outcome.failed[0][1])
+    say(f"{len(outcome.done)} results written.")
+    if outcome.interrupted is not None:
+        say(
+            f"The time is over: {outcome.interrupted} was interrupted and is saved. The same "
+            "command goes on from there."
+        )
+    if outcome.left:
+        say(f"{len(outcome.left)} runs were not started.")
+    for job, reason in outcome.failed:
+        say(f"Not run: {job}: {reason}")
+
+
+def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sfumato.reproduce import ledger
+    from sfumato.reproduce.rows import PAPERS
+    from sfumato.reproduce.tables import summary, verdict
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=120)
+    entries = ledger.read(results)
+    for paper in PAPERS:
+        mine = [row for row in rows if row.paper == paper.key]
+        if not mine:
+            continue
+        console.print(f"\n[bold]{paper.key}[/]  {paper.title}. {paper.authors}", soft_wrap=True)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("row", "seeds", "published", "ours", "", ""):
+            right = column in ("published", "ours", "seeds")
+            table.add_column(
+                column,
+                justify="right" if right else "left",
+                no_wrap=column != "row",
+                overflow="fold",
+            )
+        for row in mine:
+            name = row.name + (f" ({row.alias})" if row.alias else "")
+            printed = "" if row.published is None else f"{row.published:g}"
+            for place, setting in enumerate(row.settings):
+                found = ledger.of_row(entries, row, setting)
+                ours = summary(found)
+                if ours is None and place:
+                    continue
+                median = f"{ours.median:.2f}" if ours else ""
+                said = verdict(row.published, ours.median).replace("*", "") if ours else "not run"
+                count = f"{len(found)}/{seeds}"
+                words = "best noise" if setting == "best" and row.settings != ("best",) else ""
+                table.add_row(name, count, printed, median, said, words)
+        console.print(table)
+    console.print(
+        "\nRun a paper or a row: sfumato reproduce 002/fashion-tanh --seeds 1", soft_wrap=True
+    )

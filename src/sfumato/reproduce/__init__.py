@@ -1,0 +1,9 @@
+"""The papers' results, run again: what was published, what was run, and both side by side."""
+
+from __future__ import annotations
+
+from sfumato.reproduce.ledger import Entry, append, read
+from sfumato.reproduce.row import Paper, Row
+from sfumato.reproduce.rows import PAPERS, find
+
+__all__ = ["PAPERS", "Entry", "Paper", "Row", "append", "find", "read"]

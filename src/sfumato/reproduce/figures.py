@@ -1,0 +1,278 @@
+"""The papers' figures with our runs, as PNG, from `results/*.jsonl` alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from sfumato.report import style
+from sfumato.reproduce import ledger
+from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce.literature import CIFAR10
+from sfumato.reproduce.plots import PLOTS, Plot
+from sfumato.reproduce.row import Row
+from sfumato.reproduce.rows import PAPERS, every_row
+
+_COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY)
+_MARKERS = "osD^vP"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that was drawn.
+
+    Attributes:
+        file: Its name.
+        source: The table or figure of the paper that it belongs to.
+        caption: What it shows.
+    """
+
+    file: str
+    source: str
+    caption: str
+
+
+def draw(paper: str, entries: Sequence[Entry], out: Path) -> list[Picture]:
+    """Draw the figures of a paper for which there is at least one result."""
+    drawn = []
+    for plot in PLOTS:
+        if plot.paper != paper or not any(_found(entries, name) for name in plot.rows()):
+            continue
+        file = f"{paper}-{plot.name}.png"
+        {"sweep": _sweep, "curves": _curves, "dots": _dots}[plot.kind](plot, entries, out / file)
+        drawn.append(Picture(file, plot.source, plot.caption))
+    return drawn
+
+
+def _found(entries: Sequence[Entry], name: str) -> list[Entry]:
+    """The results of a row: as published if there are any, else in its best setting."""
+    row: Row = every_row()[name]
+    for setting in row.settings:
+        if found := ledger.of_row(entries, row, setting):
+            return found
+    return []
+
+
+def _values(entries: Sequence[Entry], measure: str) -> list[float]:
+    if not measure:
+        return [entry.accuracy for entry in entries]
+    return [entry.measures[measure] for entry in entries if measure in entry.measures]
+
+
+def _panels(plot: Plot, path: Path, height: float = 3.4) -> AbstractContextManager[Figure]:
+    return style.figure(max(5.2, 4.6 * len(plot.panels)), height, path)
+
+
+def _sweep(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
+    """Accuracy against a number, on a logarithmic axis."""
+    with _panels(plot, path) as figure:
+        for place, panel in enumerate(plot.panels):
+            axes = figure.add_subplot(1, len(plot.panels), place + 1)
+            axes.set_title(panel.title)
+            ticks: set[float] = set()
+            for number, (label, points) in enumerate(panel.series):
+                shown = [
+                    (float(x), _values(_found(entries, name), plot.measure)) for x, name in points
+                ]
+                ticks |= {x for x, _ in shown}
+                _line(axes, [(x, v) for x, v in shown if v], label, number)
+                printed = [(float(x), every_row()[name].published) for x, name in points]
+                _dotted(axes, [(x, y) for x, y in printed if y is not None], number)
+            if not axes.containers:
+                _empty(axes, panel.title)
+                continue
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axes.set_xlabel(plot.x)
+            _finish(axes, plot.y)
+
+
+def _line(axes: Axes, points: Sequence[tuple[float, list[float]]], label: str, number: int) -> None:
+    if not points:
+        axes.plot([], [], color=style.LIGHT, marker=_MARKERS[number], label=f"{label} (not run)")
+        return
+    xs = [x for x, _ in points]
+    middle = [statistics.median(values) for _, values in points]
+    low = [m - min(values) for m, (_, values) in zip(middle, points, strict=True)]
+    high = [max(values) - m for m, (_, values) in zip(middle, points, strict=True)]
+    axes.errorbar(
+        xs, middle, yerr=(low, high), color=_COLOURS[number], marker=_MARKERS[number],
+        markersize=5, capsize=2.5, elinewidth=1.0, label=label,
+    )  # fmt: skip
+
+
+def _dotted(axes: Axes, points: Sequence[tuple[float, float]], number: int) -> None:
+    """What was published, in the colour of the line that it belongs to."""
+    axes.plot(
+        [x for x, _ in points], [y / 100 for _, y in points], color=_COLOURS[number],
+        marker=_MARKERS[number], markersize=5, markerfacecolor="white", linestyle=":",
+        linewidth=1.0,
+    )  # fmt: skip
+
+
+def _curves(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
+    """Accuracy along training: every seed thin, the median of seeds strong."""
+    with _panels(plot, path) as figure:
+        for place, panel in enumerate(plot.panels):
+            axes = figure.add_subplot(1, len(plot.panels), place + 1)
+            axes.set_title(panel.title)
+            drawn = 0
+            for number, (label, points) in enumerate(panel.series):
+                runs = [e for _, name in points for e in _found(entries, name) if e.curve]
+                _seeds(axes, runs, label, number)
+                drawn += len(runs)
+            if not drawn:
+                _empty(axes, panel.title)
+                continue
+            axes.set_xlabel(plot.x)
+            axes.set_xlim(left=0)
+            _finish(axes, plot.y)
+
+
+def _seeds(axes: Axes, runs: Sequence[Entry], label: str, number: int) -> None:
+    colour = _COLOURS[number]
+    if not runs:
+        axes.plot([], [], color=style.LIGHT, label=f"{label} (not run)")
+        return
+    paths = [
+        (e.curve["epsilon"] or e.curve["step"], e.curve["accuracy"], e.curve["step"]) for e in runs
+    ]
+    for xs, ys, _ in paths if len(paths) > 1 else ():
+        axes.plot(xs, ys, color=colour, linewidth=0.7, alpha=0.35)
+    same = len({tuple(steps) for _, _, steps in paths}) == 1
+    xs, ys, _ = paths[0]
+    if same:
+        ys = [statistics.median(values) for values in zip(*(y for _, y, _ in paths), strict=True)]
+    axes.plot(
+        xs, ys, color=colour, marker=_MARKERS[number], markersize=3.5,
+        markevery=max(1, len(xs) // 12), label=label,
+    )  # fmt: skip
+    end = statistics.median(e.accuracy for e in runs)
+    axes.plot(
+        [xs[-1]], [end], color=colour, marker="D", markersize=7, markeredgecolor="white",
+        linestyle="", clip_on=False, zorder=5,
+    )  # fmt: skip
+
+
+def _dots(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
+    """Results of things without an order: median and seeds, and what was published."""
+    with _panels(plot, path, height=0.9 + 0.3 * max(len(p.series) for p in plot.panels)) as figure:
+        for place, panel in enumerate(plot.panels):
+            axes = figure.add_subplot(1, len(plot.panels), place + 1)
+            axes.set_title(panel.title)
+            least = math.inf
+            for number, (_, points) in enumerate(panel.series):
+                values = _values(_found(entries, points[0][1]), plot.measure)
+                printed = None if plot.measure else every_row()[points[0][1]].published
+                least = min([least, *values, *([printed / 100] if printed else [])])
+                if values:
+                    middle = statistics.median(values)
+                    axes.plot(
+                        values, [number] * len(values), "-|", color=style.BLUE, markersize=9,
+                        linewidth=1.0,
+                    )  # fmt: skip
+                    axes.plot([middle], [number], "o", color=style.BLUE, markersize=7, zorder=4)
+                else:
+                    axes.text(
+                        0.01, number, "not run", color=style.GREY, va="center", fontsize=8,
+                        transform=axes.get_yaxis_transform(),
+                    )  # fmt: skip
+                if printed is not None:
+                    axes.plot(
+                        [printed / 100], [number], "D", color=style.ORANGE, markersize=6,
+                        markerfacecolor="white", markeredgewidth=1.5, zorder=3,
+                    )  # fmt: skip
+            axes.set_yticks(range(len(panel.series)), [label for label, _ in panel.series])
+            axes.set_ylim(len(panel.series) - 0.4, -0.6)
+            axes.tick_params(axis="y", length=0)
+            axes.set_xlabel(plot.y)
+            if plot.measure:
+                axes.set_xlim(left=0)
+            else:
+                style.percent_axis(axes, x=True, y=False)
+                if math.isfinite(least):
+                    axes.set_xlim(left=max(0.0, math.floor(least * 20 - 1) / 20))
+
+
+def _empty(axes: Axes, title: str) -> None:
+    """A panel of which nothing was run."""
+    axes.clear()
+    axes.set_axis_off()
+    axes.set_title(title)
+    axes.text(0.5, 0.5, "not run", color=style.GREY, ha="center", transform=axes.transAxes)
+
+
+def _finish(axes: Axes, label: str) -> None:
+    style.percent_axis(axes)
+    axes.set_ylabel(label)
+    axes.legend(loc="best")
+
+
+def pareto(entries: Sequence[Entry], path: Path) -> Path:
+    """Accuracy on CIFAR-10 from scratch against epsilon: the literature's points and ours."""
+    with style.figure(8.2, 5.2, path) as figure:
+        axes = figure.add_subplot()
+        for number, method in enumerate(CIFAR10):
+            xs, ys = zip(*method.points, strict=True)
+            axes.plot(
+                xs, [y / 100 for y in ys], color=style.GREY, marker="ovs^<>DPXhp*d"[number],
+                markersize=5, linewidth=0.8, alpha=0.45 if method.prior else 0.8,
+                markerfacecolor="white", linestyle="-" if method.verified else ":",
+                label=method.name + (f" ({method.prior})" if method.prior else ""),
+            )  # fmt: skip
+        for number, paper in enumerate(PAPERS):
+            points = _front(entries, paper.rows)
+            if points:
+                label = "ours: " + (f"{paper.key}" if paper.key != "sfumato" else "own recipes")
+                low = [m - a for _, m, a, _ in points]
+                high = [b - m for _, m, _, b in points]
+                axes.errorbar(
+                    [x for x, *_ in points], [m for _, m, _, _ in points], yerr=(low, high),
+                    color=_COLOURS[number], marker=_MARKERS[number], markersize=7, capsize=3,
+                    linestyle="", label=label, zorder=5,
+                )  # fmt: skip
+                front = [p for p in points if all(p[1] >= q[1] for q in points if q[0] < p[0])]
+                axes.plot(
+                    [x for x, *_ in front], [m for _, m, _, _ in front], color=_COLOURS[number],
+                    linewidth=1.6, zorder=4,
+                )  # fmt: skip
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 4, 6, 8, 10]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.set_xlim(0.9, 11)
+        axes.set_xlabel("ε at δ = 1e-5")
+        style.percent_axis(axes)
+        axes.set_ylabel("test accuracy")
+        axes.set_title("CIFAR-10 from scratch")
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5)
+    return path
+
+
+def _front(
+    entries: Sequence[Entry], rows: Sequence[Row]
+) -> list[tuple[float, float, float, float]]:
+    """Of each epsilon the best median of a paper's rows: epsilon, median, lowest, highest."""
+    best: dict[float, tuple[float, float, float, float]] = {}
+    for row in rows:
+        for setting in row.settings:
+            recipe = row.recipe_for(setting)
+            plain = recipe.data.name == "cifar10" and not row.needs and recipe.privacy.enabled
+            found = ledger.of_row(entries, row, setting) if plain else []
+            if not found or recipe.privacy.epsilon > 11:
+                continue
+            values = [entry.accuracy for entry in found]
+            x = recipe.privacy.epsilon
+            point = (x, statistics.median(values), min(values), max(values))
+            best[x] = max(best.get(x, point), point, key=lambda p: p[1])
+    return [best[x] for x in sorted(best)]

@@ -1,0 +1,164 @@
+"""A row of a paper's table: which recipe reproduces it, and what the paper printed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Literal, get_args
+
+from sfumato import recipes
+from sfumato.errors import UserError, nearest
+from sfumato.recipe import Recipe
+
+Setting = Literal["published", "best"]
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
+
+PLD: Mapping[str, Any] = {"privacy.accountant": "pld", "privacy.noise_multiplier": None}
+"""What `best` changes: noise calibrated to the whole budget by the tighter accountant."""
+
+_NO_MATTER = (
+    "training.seed", "training.precision", "training.physical_batch", "training.log_every",
+    "training.checkpoint_every", "training.train_metrics", "start.source",
+)  # fmt: skip
+"""Settings that do not tell one result from another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One published result.
+
+    Attributes:
+        paper: The paper's number, or `sfumato` for our own.
+        name: Short and unique within the paper.
+        recipe: The packaged recipe.
+        source: Where the paper prints it, such as `table 2`.
+        published: The accuracy in per cent; None where the paper shows none that can be read.
+        note: What a reader must know to compare the two numbers.
+        changes: Settings that differ from the recipe.
+        best: Settings that `best` changes on top.
+        needs: The row of the same paper whose run this one starts from.
+        alias: Another name for the row.
+        measures: What else to measure of the finished model (`sfumato.reproduce.measures`).
+    """
+
+    paper: str
+    name: str
+    recipe: str
+    source: str
+    published: float | None = None
+    note: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    best: Mapping[str, Any] = field(default_factory=lambda: PLD)
+    needs: str = ""
+    alias: str = ""
+    measures: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The name that the command takes: `PAPER/ROW`."""
+        return f"{self.paper}/{self.name}"
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """The noise settings in which the row can be run, the usual one first."""
+        if self.paper == "sfumato":
+            return ("best",)
+        return SETTINGS if self.recipe_for("published").privacy.enabled else ("published",)
+
+    def overrides(self, setting: Setting) -> dict[str, Any]:
+        """Every setting in which a run differs from the recipe's file, but for its start."""
+        own = self.paper == "sfumato"
+        return {**self.changes, **(self.best if setting == "best" and not own else {})}
+
+    def recipe_for(self, setting: Setting) -> Recipe:
+        """The recipe of a run, without what `needs` and the seed add."""
+        changes = {
+            key: value
+            for key, value in self.overrides(setting).items()
+            if not key.startswith("start.")
+        }
+        return _packaged(self.recipe).replace(changes)
+
+    def start_changes(self) -> dict[str, Any]:
+        """Settings that mean something only together with the run that this one starts from."""
+        return {k: v for k, v in self.changes.items() if k.startswith("start.")}
+
+    def fingerprint(self, setting: Setting) -> str:
+        """A hash of what determines the result, apart from the seed.
+
+        Only settings that differ from their defaults count, so that a setting added to sfumato
+        later leaves the results of before valid.
+        """
+        if setting not in self._known:
+            self._known[setting] = self._fingerprint(setting)
+        return self._known[setting]
+
+    @cached_property
+    def _known(self) -> dict[Setting, str]:
+        return {}
+
+    def _fingerprint(self, setting: Setting) -> str:
+        content = _flat(self.recipe_for(setting).to_dict())
+        usual = _flat(Recipe().to_dict())
+        kept = {
+            key: value
+            for key, value in content.items()
+            if usual.get(key) != value and key not in (*_NO_MATTER, "name", "about")
+        }
+        kept |= {"needs": self.needs, **self.start_changes()} if self.needs else {}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=512)
+def _packaged(name: str) -> Recipe:
+    return recipes.find(name)
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A paper with the rows that can be run again.
+
+    Attributes:
+        key: Its number, the first part of every row's and recipe's name.
+        title: As printed.
+        authors: As cited.
+        measured: What its accuracies are, in a sentence.
+        rows: In the order of its tables and figures.
+    """
+
+    key: str
+    title: str
+    authors: str
+    measured: str
+    rows: tuple[Row, ...]
+
+    def row(self, name: str) -> Row:
+        """A row by its name or its alias."""
+        for row in self.rows:
+            if name in (row.name, row.alias):
+                return row
+        known = [n for row in self.rows for n in (row.name, row.alias) if n]
+        raise UserError(
+            f"Paper {self.key} has no row '{name}'.{nearest(name, known)} "
+            f"`sfumato reproduce {self.key} --list` shows them."
+        )
+
+    def sources(self) -> Iterator[tuple[str, list[Row]]]:
+        """The rows by the table or figure they are from, in order."""
+        groups: dict[str, list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault(row.source, []).append(row)
+        yield from groups.items()

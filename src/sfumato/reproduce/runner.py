@@ -1,0 +1,229 @@
+"""Run what is missing, go on with what was interrupted, and write down what is done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sfumato.errors import UserError
+from sfumato.recipe import Recipe
+from sfumato.reproduce import ledger
+from sfumato.reproduce.harvest import finished, harvest
+from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce.row import Row, Setting
+from sfumato.reproduce.rows import find
+from sfumato.training import files
+from sfumato.training.loop import Stopped
+from sfumato.training.reporter import Progress, Reporter, Silent
+from sfumato.training.run import resume, train
+
+Watch = Callable[[], AbstractContextManager[Reporter]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a row, in one setting, with one seed."""
+
+    row: Row
+    setting: Setting
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lies below the folder of runs; a changed recipe has another place."""
+        print_ = self.row.fingerprint(self.setting)
+        return Path(self.row.paper, self.row.name, f"{self.setting}-seed{self.seed}-{print_}")
+
+    def __str__(self) -> str:
+        return f"{self.row.id}, {self.setting}, seed {self.seed}"
+
+
+@dataclass
+class Outcome:
+    """What became of the jobs.
+
+    Attributes:
+        done: Results that were written down.
+        interrupted: The job that the time limit stopped, resumable.
+        left: Jobs that were not started.
+        failed: Jobs that could not be run, with the reason.
+    """
+
+    done: list[Entry] = field(default_factory=list)
+    interrupted: Job | None = None
+    left: list[Job] = field(default_factory=list)
+    failed: list[tuple[Job, str]] = field(default_factory=list)
+
+
+class _OutOfTime(Exception):
+    """The time limit was reached before, or within, a run."""
+
+
+class Clock:
+    """A time limit that a run under way notices after each step, and stops as on Ctrl-C."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self._end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.asked = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self._end is not None and time.monotonic() >= self._end
+
+    def check(self) -> None:
+        """Ask the run under way to stop, once; to be called between its steps."""
+        if not self.over or self.asked:
+            return
+        self.asked = True
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            raise _OutOfTime
+
+
+class _Timed:
+    """A reporter that looks at the clock whenever it is shown progress."""
+
+    def __init__(self, inner: Reporter, clock: Clock) -> None:
+        self._inner, self._clock = inner, clock
+
+    def say(self, message: str) -> None:
+        self._inner.say(message)
+
+    def show(self, progress: Progress) -> None:
+        self._inner.show(progress)
+        if progress.step < progress.steps:
+            self._clock.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Where and how runs are made.
+
+    Attributes:
+        results: Folder of the `.jsonl` files.
+        runs: Folder of the run folders.
+        root: Where to look for data sets first.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        precision: `float32` or `bfloat16`, instead of the recipes'.
+        clock: The time limit.
+        watch: Makes a reporter for one run.
+        say: Tells the user a sentence.
+    """
+
+    results: Path
+    runs: Path
+    root: Path | None = None
+    device: str = "auto"
+    precision: str | None = None
+    clock: Clock = field(default_factory=lambda: Clock(None))
+    watch: Watch = lambda: nullcontext(Silent())
+    say: Callable[[str], None] = lambda _: None
+
+    def missing(self, rows: Sequence[Row], *, seeds: int, settings: Sequence[Setting]) -> list[Job]:
+        """The jobs without a result, seed by seed, so that every row has one before any has two.
+
+        Args:
+            rows: Which.
+            seeds: Seeds wanted of each.
+            settings: In which settings; each row's usual one if empty.
+        """
+        entries = ledger.read(self.results)
+        wanted = [
+            (row, s)
+            for row in rows
+            for s in (row.settings if settings else row.settings[:1])
+            if not settings or s in settings
+        ]
+        done = {(row.id, s): {e.seed for e in ledger.of_row(entries, row, s)} for row, s in wanted}
+        return [
+            Job(row, setting, seed)
+            for seed in range(seeds)
+            for row, setting in wanted
+            if seed not in done[row.id, setting]
+        ]
+
+    def run(self, jobs: Sequence[Job], *, after: Callable[[Entry], None]) -> Outcome:
+        """Run jobs in order until they or the time are over.
+
+        Args:
+            jobs: What to run.
+            after: Called with each new result.
+
+        Raises:
+            Stopped: If the user asked to stop; the run under way is saved.
+        """
+        outcome = Outcome()
+        for position, job in enumerate(jobs):
+            if self.clock.over:
+                outcome.left = list(jobs[position:])
+                break
+            self.say(f"{position + 1} of {len(jobs)}: {job}")
+            try:
+                self._complete(job, outcome, after)
+            except _OutOfTime:
+                outcome.interrupted = job
+                outcome.left = list(jobs[position + 1 :])
+                break
+            except Stopped:
+                if not self.clock.asked:
+                    raise
+                outcome.interrupted = job
+                outcome.left = list(jobs[position + 1 :])
+                break
+            except UserError as error:
+                outcome.failed.append((job, str(error)))
+                self.say(f"{job} cannot be run: {error}")
+        return outcome
+
+    def _complete(self, job: Job, outcome: Outcome, after: Callable[[Entry], None]) -> Path:
+        """Bring a run to its end, with the run that it starts from, and write both down."""
+        source = None
+        if job.row.needs:
+            _, (needed,) = find(f"{job.row.paper}/{job.row.needs}")
+            source = self._complete(Job(needed, "published", job.seed), outcome, after)
+        folder = self.runs / job.folder
+        recipe = self.recipe(job, source)
+        if not finished(folder):
+            if self.clock.over:
+                raise _OutOfTime
+            self._train(folder, recipe)
+        known = ledger.of_row(ledger.read(self.results), job.row, job.setting)
+        if job.seed not in {entry.seed for entry in known}:
+            entry = harvest(
+                folder,
+                row=job.row,
+                setting=job.setting,
+                recipe=recipe,
+                seed=job.seed,
+                device=self.device,
+                root=self.root,
+            )
+            ledger.append(self.results, entry)
+            outcome.done.append(entry)
+            after(entry)
+        return folder
+
+    def recipe(self, job: Job, source: Path | None = None) -> Recipe:
+        """The recipe of a run with its seed, and the run that it starts from."""
+        changes: dict[str, object] = {"training.seed": job.seed}
+        if self.precision is not None:
+            changes["training.precision"] = self.precision
+        if source is not None:
+            changes |= {"start.source": os.path.relpath(source), **job.row.start_changes()}
+        return job.row.recipe_for(job.setting).replace(changes)
+
+    def _train(self, folder: Path, recipe: Recipe) -> None:
+        with self.watch() as watching:
+            reporter = _Timed(watching, self.clock)
+            if (folder / files.LEDGER).is_file():
+                resume(folder, root=self.root, device=self.device, reporter=reporter)
+            else:
+                train(recipe, out=folder, root=self.root, device=self.device, reporter=reporter)

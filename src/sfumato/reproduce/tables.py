@@ -1,0 +1,192 @@
+"""The papers' tables with our results beside theirs, as Markdown, from `results/*.jsonl` alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.data.catalogue import CATALOGUE
+from sfumato.recipe import Recipe
+from sfumato.reproduce import ledger
+from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce.row import Paper, Row, Setting
+from sfumato.reproduce.rows import PAPERS
+from sfumato.training.files import write_whole
+
+if TYPE_CHECKING:
+    from sfumato.reproduce.figures import Picture
+
+WORDS: dict[Setting, str] = {"published": "as published", "best": "best"}
+_HEADER = (
+    "row", "ε", "setting", "published", "ours", "all seeds", "min – max", "verdict", "minutes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the seeds of one row and setting say together.
+
+    Attributes:
+        accuracies: In per cent, in the order of seeds.
+        minutes: The median of their training times.
+        epsilon: The largest spent by the accountant that calibrated it; None without privacy.
+    """
+
+    accuracies: tuple[float, ...]
+    minutes: float
+    epsilon: float | None
+
+    @property
+    def median(self) -> float:
+        """The middle accuracy."""
+        return statistics.median(self.accuracies)
+
+
+def summary(entries: Sequence[Entry]) -> Summary | None:
+    """The seeds of one row and setting; None if there are none."""
+    if not entries:
+        return None
+    spent = [e.epsilon[e.accountant] for e in entries if e.epsilon]
+    return Summary(
+        tuple(100 * e.accuracy for e in entries),
+        statistics.median(e.minutes for e in entries),
+        max(spent) if spent else None,
+    )
+
+
+def verdict(published: float | None, ours: float) -> str:
+    """Whether a median reaches what was printed, to the digits that were printed."""
+    if published is None:
+        return ""
+    digits = max(1, len(repr(published).partition(".")[2]))
+    difference = round(round(ours, digits) - published, digits)
+    if difference >= 0:
+        return f"reached, +{difference:.{digits}f}"
+    return f"**missed** by {-difference:.{digits}f}"
+
+
+def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
+    """Write every table and figure; the files written.
+
+    Args:
+        results: Folder of the `.jsonl` files.
+        out: Folder of the pages.
+        only: The one paper whose page is written anew, with the index; all if None.
+    """
+    from sfumato.reproduce import figures
+
+    entries = ledger.read(results)
+    out.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    for paper in PAPERS:
+        page = out / f"{paper.key}.md"
+        if only not in (None, paper.key) and page.exists():
+            continue
+        pictures = figures.draw(paper.key, entries, out)
+        write_whole(page, _page(paper, entries, pictures).encode())
+        written += [page, *(out / picture.file for picture in pictures)]
+    front = figures.pareto(entries, out / "pareto-cifar10.png")
+    index = out / "README.md"
+    write_whole(index, _index(entries, front.name).encode())
+    return [*written, front, index]
+
+
+def _index(entries: Sequence[Entry], front: str) -> str:
+    lines = [
+        "# Results",
+        "",
+        "Every number of ours is the accuracy on the test set of a run that `sfumato reproduce` "
+        "made from a packaged recipe; the runs are in `results/`, one line each. This page is "
+        "written by `sfumato reproduce --render`.",
+        "",
+        f"![Accuracy on CIFAR-10 against epsilon]({front})",
+        "",
+        "| | paper | rows | run | reached | missed | no number to reach |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for paper in PAPERS:
+        counts = Counter(_state(row, entries) for row in paper.rows)
+        run = sum(counts[state] for state in ("reached", "missed", "open"))
+        lines.append(
+            f"| [{paper.key}]({paper.key}.md) | {paper.authors} | {len(paper.rows)} | {run} | "
+            f"{counts['reached']} | {counts['missed']} | {counts['open']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _state(row: Row, entries: Sequence[Entry]) -> str:
+    """`not run`, `open` (no number to reach), `reached` in some setting, or `missed`."""
+    found = [s for setting in row.settings if (s := summary(ledger.of_row(entries, row, setting)))]
+    if not found:
+        return "not run"
+    if row.published is None:
+        return "open"
+    reached = any(verdict(row.published, s.median).startswith("reached") for s in found)
+    return "reached" if reached else "missed"
+
+
+def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -> str:
+    own = [entry for entry in entries if entry.paper == paper.key]
+    lines = [f"# {paper.title}", "", f"{paper.authors}. {paper.measured}", ""]
+    if machines := Counter(entry.hardware for entry in own):
+        named = "; ".join(f"{name} ({count} runs)" for name, count in machines.most_common())
+        lines += [f"Ours ran on: {named}. Minutes are of training, the median over seeds.", ""]
+    for source, rows in paper.sources():
+        lines += [f"## {source[0].upper()}{source[1:]}", ""]
+        lines += ["| " + " | ".join(_HEADER) + " |", "|---|---:|---|---:|---:|---|---|---|---:|"]
+        for row in rows:
+            lines += _lines(row, own)
+        notes = [f"- {row.name}: {row.note}." for row in rows if row.note]
+        lines += ["", *notes, *([""] if notes else [])]
+        for picture in pictures:
+            if picture.source == source:
+                lines += [f"![{picture.caption}]({picture.file})", "", f"*{picture.caption}*", ""]
+    stale = len(own) - sum(
+        len(ledger.of_row(own, row, setting)) for row in paper.rows for setting in row.settings
+    )
+    if stale:
+        lines.append(
+            f"Left out: {stale} results, of recipes that have changed since or of runs made again."
+        )
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _whole(recipe: Recipe) -> float:
+    """The training images that a recipe means, where its data set is a known one and not cut."""
+    entry = CATALOGUE.get(recipe.data.name)
+    whole = entry is not None and not recipe.data.subset
+    return entry.train * (1 - recipe.data.validation) if entry and whole else 0.0
+
+
+def _lines(row: Row, entries: Sequence[Entry]) -> list[str]:
+    """A row's lines, one for each setting that was run."""
+    recipe = row.recipe_for(row.settings[0])
+    budget = f"{recipe.privacy.epsilon:g}" if recipe.privacy.enabled else "∞"
+    printed = "–" if row.published is None else f"{row.published:g}"
+    found = []
+    for setting in row.settings:
+        ours = summary(ledger.of_row(entries, row, setting))
+        if ours is None:
+            continue
+        seeds = sorted(ours.accuracies)
+        words = WORDS[setting] if recipe.privacy.enabled else "not private"
+        images = min(e.examples for e in ledger.of_row(entries, row, setting))
+        if 0 < images < 0.99 * _whole(recipe):
+            words += f", on {images} images"
+        cells = (
+            row.name,
+            budget if ours.epsilon is None else f"{ours.epsilon:.2f}",
+            words,
+            printed,
+            f"**{ours.median:.2f}**",
+            ", ".join(f"{a:.2f}" for a in ours.accuracies),
+            f"{seeds[0]:.2f} – {seeds[-1]:.2f}" if len(seeds) > 1 else "one seed",
+            verdict(row.published, ours.median),
+            f"{ours.minutes:.1f}",
+        )
+        found.append("| " + " | ".join(cells) + " |")
+    return found or [f"| {row.name} | {budget} | – | {printed} | not run | | | | |"]

@@ -1,0 +1,79 @@
+"""`sfumato reproduce` from the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sfumato.cli import app
+from sfumato.errors import UserError
+from sfumato.reproduce import figures, ledger, rows, tables
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "reproduce"))
+from tiny_rows import entry, paper, row
+
+
+@pytest.fixture(autouse=True)
+def tiny_paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = (paper(row("first", 5.0, alias="short"), row("second")),)
+    for module in (rows, tables, figures):
+        monkeypatch.setattr(module, "PAPERS", made)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    if result.exit_code != code:
+        raise result.exception or AssertionError(result.output)
+    return result.output
+
+
+def test_without_arguments_every_row_is_listed_with_its_state() -> None:
+    ledger.append(Path("results"), entry(rows.every_row()["tiny/first"], 0.75))
+    said = run("--seeds", "2")
+    line = next(line for line in said.splitlines() if line.startswith("first"))
+    assert line.split() == ["first", "(short)", "1/2", "5", "75.00", "reached,", "+70.0"]
+    assert "0/2" in next(line for line in said.splitlines() if line.startswith("second"))
+    assert not Path("runs").exists()
+
+
+def test_a_row_by_its_alias_is_run_once_and_shown() -> None:
+    said = run("tiny/short", "--seeds", "1", "--device", "cpu")
+    assert "tiny/first, published, seed 0: test accuracy" in said
+    assert "published 5; reached" in said
+    (found,) = ledger.read(Path("results"))
+    assert found.row == "tiny/first"
+    page = Path("docs/results/tiny.md").read_text(encoding="utf-8")
+    assert f"**{100 * found.accuracy:.2f}**" in page
+    assert "Nothing is missing" in run("tiny/short", "--seeds", "1")
+    assert len(ledger.read(Path("results"))) == 1
+
+
+def test_a_budget_of_no_minutes_runs_nothing() -> None:
+    said = run("tiny", "--budget-minutes", "0", "--seeds", "1")
+    assert "2 runs were not started" in said
+    assert not ledger.read(Path("results"))
+
+
+def test_render_alone_trains_nothing() -> None:
+    ledger.append(Path("results"), entry(rows.every_row()["tiny/first"], 0.02))
+    run("--render")
+    assert "**missed** by 3.0" in Path("docs/results/tiny.md").read_text(encoding="utf-8")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("none",), "no paper 'none'"),
+        (("tiny/thrid",), "has no row 'thrid'"),
+        (("tiny", "--setting", "good"), "--setting must be"),
+        (("tiny/first", "--device", "warp"), "Unknown device 'warp'"),
+    ],
+)
+def test_mistakes_are_explained(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        run(*arguments)

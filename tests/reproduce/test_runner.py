@@ -1,0 +1,204 @@
+"""Runs that are missing are made, interrupted ones go on, and each is written down once."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from sfumato.errors import UserError
+from sfumato.reproduce import environment, ledger, runner
+from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce.row import Row
+from sfumato.reproduce.runner import Clock, Job, Runner
+from sfumato.training.loop import Stopped
+from sfumato.training.reporter import Progress, Silent
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_rows import entry, lines, paper, row
+
+
+def tiny(folder: Path, clock: Clock | None = None) -> Runner:
+    return Runner(
+        results=folder / "results", runs=folder / "runs", device="cpu", clock=clock or Clock(None)
+    )
+
+
+def ignore(_: Entry) -> None: ...
+
+
+class Soon(Clock):
+    """Over as soon as a run has shown its progress so often."""
+
+    def __init__(self, shows: int) -> None:
+        super().__init__(None)
+        self.left = shows
+
+    @property
+    def over(self) -> bool:
+        return self.left <= 0
+
+    def check(self) -> None:
+        self.left -= 1
+        super().check()
+
+
+def test_a_run_is_made_written_down_and_not_made_again(tmp_path: Path) -> None:
+    made, seen = tiny(tmp_path), []
+    subject = row("a", 12.0)
+    jobs = made.missing([subject], seeds=2, settings=())
+    assert [(j.setting, j.seed) for j in jobs] == [("published", 0), ("published", 1)]
+    outcome = made.run(jobs[:1], after=seen.append)
+    assert outcome.done == seen and len(seen) == 1
+    result = seen[0]
+    assert result == ledger.read(tmp_path / "results")[0]
+    assert 0 <= result.accuracy <= 1 and result.accuracy_averaged is None
+    assert result.accuracy_last == result.accuracy
+    assert 0 < result.epsilon["pld"] < result.epsilon["rdp"] <= 3.0
+    assert (result.steps, result.accountant, result.seed) == (6, "rdp", 0)
+    assert result.curve["step"] == [2, 4, 6] and len(result.curve["accuracy"]) == 3
+    assert result.views_per_second > 0 and result.sigma > 0
+    assert result.overrides["training.steps"] == 6
+    assert [j.seed for j in made.missing([subject], seeds=2, settings=())] == [1]
+
+
+def test_best_noise_is_another_run_and_changes_only_the_accountant(tmp_path: Path) -> None:
+    made, subject = tiny(tmp_path), row("a")
+    jobs = made.missing([subject], seeds=1, settings=("published", "best"))
+    assert [j.setting for j in jobs] == ["published", "best"]
+    assert jobs[0].folder != jobs[1].folder
+    outcome = made.run(jobs, after=ignore)
+    published, best = outcome.done
+    assert best.sigma < published.sigma
+    assert best.epsilon["pld"] == pytest.approx(3.0, abs=0.02)
+    assert best.overrides["privacy.accountant"] == "pld"
+
+
+def test_the_time_limit_interrupts_a_run_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    subject = row("a", changes={"training.checkpoint_every": 100})
+    handler = signal.getsignal(signal.SIGTERM)
+    made = tiny(tmp_path, Soon(3))
+    jobs = made.missing([subject], seeds=2, settings=())
+    outcome = made.run(jobs, after=ignore)
+    assert outcome.interrupted == jobs[0] and outcome.left == [jobs[1]]
+    assert not outcome.done and not ledger.read(tmp_path / "results")
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert list((tmp_path / "runs" / jobs[0].folder / "checkpoints").glob("step-0000004*"))
+
+    straight = tiny(tmp_path / "straight").run(jobs[:1], after=ignore).done[0]
+    resumed = tiny(tmp_path).run(jobs[:1], after=ignore).done[0]
+    assert resumed.accuracy == straight.accuracy
+    assert resumed.curve["accuracy"] == straight.curve["accuracy"]
+
+
+def test_no_time_starts_nothing(tmp_path: Path) -> None:
+    made = tiny(tmp_path, Clock(0.0))
+    jobs = made.missing([row("a")], seeds=1, settings=())
+    outcome = made.run(jobs, after=ignore)
+    assert outcome.left == jobs and outcome.interrupted is None
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_users_own_interrupt_is_not_taken_for_the_time_limit(tmp_path: Path) -> None:
+    class Impatient(Silent):
+        def show(self, progress: Progress) -> None:
+            if progress.step == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    from contextlib import nullcontext
+
+    made = dataclasses.replace(tiny(tmp_path), watch=lambda: nullcontext(Impatient()))
+    with pytest.raises(Stopped):
+        made.run(made.missing([row("a")], seeds=1, settings=()), after=ignore)
+
+
+def test_a_finished_folder_without_a_line_is_written_down_without_training(tmp_path: Path) -> None:
+    made, subject = tiny(tmp_path), row("a")
+    jobs = made.missing([subject], seeds=1, settings=())
+    first = made.run(jobs, after=ignore).done[0]
+    (tmp_path / "results" / "tiny.jsonl").unlink()
+    weights = tmp_path / "runs" / jobs[0].folder / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    again = made.run(jobs, after=ignore).done[0]
+    assert weights.stat().st_mtime_ns == before
+    assert dataclasses.replace(again, date="", commit="") == dataclasses.replace(
+        first, date="", commit=""
+    )
+
+
+def test_a_row_that_starts_from_another_runs_that_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = row("source", changes={"privacy.epsilon": 1.0})
+    after = row("after", needs="source", changes={"start.same_data": True, "start.how": "meanvar"})
+    papers = paper(source, after)
+    monkeypatch.setattr(runner, "find", lambda n: (papers, (papers.row(n.split("/")[1]),)))
+    made = tiny(tmp_path)
+    outcome = made.run([Job(after, "published", 0)], after=ignore)
+    assert [e.row for e in outcome.done] == ["tiny/source", "tiny/after"], outcome.failed
+    assert outcome.done[1].epsilon["rdp"] > outcome.done[0].epsilon["rdp"]
+    assert not made.missing([source, after], seeds=1, settings=())
+    again = made.run([Job(after, "published", 0)], after=ignore)
+    assert again.done == [] and len(lines(tmp_path / "results" / "tiny.jsonl")) == 2
+
+
+def test_a_row_that_cannot_run_does_not_stop_the_others(tmp_path: Path) -> None:
+    made = tiny(tmp_path)
+    rows = [row("bad", changes={"training.diverged": 1e-6}), row("good")]
+    outcome = made.run(made.missing(rows, seeds=1, settings=()), after=ignore)
+    assert [e.row for e in outcome.done] == ["tiny/good"]
+    assert [(j.row.name, "diverged" in why) for j, why in outcome.failed] == [("bad", True)]
+
+
+def test_seeds_come_before_rows(tmp_path: Path) -> None:
+    jobs = tiny(tmp_path).missing([row("a"), row("b")], seeds=2, settings=())
+    assert [(j.row.name, j.seed) for j in jobs] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+
+
+def test_a_changed_recipe_makes_old_results_void(tmp_path: Path) -> None:
+    old, new = row("a"), row("a", changes={"optimizer.lr": 1.0})
+    ledger.append(tmp_path / "results", entry(old, 0.5))
+    assert not tiny(tmp_path).missing([old], seeds=1, settings=())
+    assert len(tiny(tmp_path).missing([new], seeds=1, settings=())) == 1
+
+
+@pytest.mark.parametrize("setting", ["training.precision", "training.physical_batch"])
+def test_how_a_run_is_computed_does_not_void_it(setting: str) -> None:
+    value = "bfloat16" if setting.endswith("precision") else 7
+    assert row("a").fingerprint("best") == row("a", changes={setting: value}).fingerprint("best")
+    changed = row("a", changes={"privacy.clip": 0.5})
+    assert row("a").fingerprint("best") != changed.fingerprint("best")
+
+
+def test_part_of_a_line_is_passed_over_and_removed(tmp_path: Path) -> None:
+    path = ledger.append(tmp_path, entry(row("a"), 0.5))
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"row": "tiny/b", "acc')
+    assert len(ledger.read(tmp_path)) == 1
+    ledger.append(tmp_path, entry(row("c"), 0.6))
+    assert [e.row for e in ledger.read(tmp_path)] == ["tiny/a", "tiny/c"]
+
+
+def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tiny.jsonl").write_text('{"row": "tiny/a"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match="line 1 is not a result: it lacks accuracy"):
+        ledger.read(tmp_path)
+
+
+def test_versions_without_an_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("sfumato.version.version", missing)
+    assert environment.versions()["sfumato"] == "unknown"
+    assert environment.commit()
+
+
+def test_rows_of_ours_are_run_in_their_best_setting_only() -> None:
+    own = Row(paper="sfumato", name="x", recipe="sfumato/cifar10-eps2", source="CIFAR-10")
+    assert own.settings == ("best",)
+    assert own.recipe_for("best").privacy.accountant == "pld"

@@ -1,0 +1,142 @@
+"""Tables and figures come from results alone, and say what was missed."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from sfumato.errors import UserError
+from sfumato.reproduce import figures, ledger, rows, tables
+from sfumato.reproduce.plots import PLOTS, Plot
+from sfumato.reproduce.rows import PAPERS, every_row, find
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_rows import entry, paper, row
+
+
+@pytest.fixture
+def tiny_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = (paper(row("hit", 60.0), row("miss", 71.86), row("open"), row("waiting", 50.0)),)
+    for module in (rows, tables, figures):
+        monkeypatch.setattr(module, "PAPERS", made)
+
+
+def write(folder: Path, name: str, *accuracies: float) -> None:
+    for seed, accuracy in enumerate(accuracies):
+        ledger.append(folder, entry(every_row()[f"tiny/{name}"], accuracy, seed=seed))
+
+
+def cells(page: str, name: str) -> list[str]:
+    line = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_a_page_says_what_was_reached_missed_and_not_run(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    write(results, "hit", 0.62, 0.59, 0.605)
+    write(results, "miss", 0.7)
+    write(results, "open", 0.3)
+    tables.render(results, tmp_path / "docs")
+    page = (tmp_path / "docs" / "tiny.md").read_text(encoding="utf-8")
+    assert cells(page, "hit") == [
+        "hit", "3.00", "as published", "60", "**60.50**", "62.00, 59.00, 60.50", "59.00 – 62.00",
+        "reached, +0.5", "2.5",
+    ]  # fmt: skip
+    assert cells(page, "miss")[4:8] == ["**70.00**", "70.00", "one seed", "**missed** by 1.86"]
+    assert cells(page, "open")[7] == ""
+    assert cells(page, "waiting")[4] == "not run"
+    index = (tmp_path / "docs" / "README.md").read_text(encoding="utf-8")
+    assert "| [tiny](tiny.md) | Nobody | 4 | 3 | 1 | 1 | 1 |" in index
+    assert (tmp_path / "docs" / "pareto-cifar10.png").stat().st_size > 10_000
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_a_result_of_an_earlier_recipe_is_not_shown(tmp_path: Path) -> None:
+    old = row("hit", 60.0, changes={"optimizer.lr": 0.5})
+    ledger.append(tmp_path, entry(old, 0.9))
+    tables.render(tmp_path, tmp_path / "docs")
+    page = (tmp_path / "docs" / "tiny.md").read_text(encoding="utf-8")
+    assert cells(page, "hit")[4] == "not run"
+    assert "Left out: 1 results" in page
+
+
+@pytest.mark.usefixtures("tiny_paper")
+def test_a_run_on_a_part_of_the_images_says_so(tmp_path: Path) -> None:
+    whole = entry(every_row()["tiny/hit"], 0.9)
+    ledger.append(tmp_path, dataclasses.replace(whole, examples=700))
+    ledger.append(tmp_path, dataclasses.replace(whole, row="tiny/open", examples=1438))
+    tables.render(tmp_path, tmp_path / "docs")
+    page = (tmp_path / "docs" / "tiny.md").read_text(encoding="utf-8")
+    assert cells(page, "hit")[2] == "as published, on 700 images"
+    assert cells(page, "open")[2] == "as published"
+
+
+@pytest.mark.parametrize(
+    ("published", "ours", "said"),
+    [
+        (71.8, 71.76, "reached, +0.0"),
+        (71.8, 71.74, "**missed** by 0.1"),
+        (71.86, 71.85, "**missed** by 0.01"),
+        (34.0, 35.26, "reached, +1.3"),
+        (None, 50.0, ""),
+    ],
+)
+def test_verdicts_round_to_the_published_digits(
+    published: float | None, ours: float, said: str
+) -> None:
+    assert tables.verdict(published, ours) == said
+
+
+def test_every_figure_draws_rows_that_exist_beside_a_table_that_exists() -> None:
+    known = every_row()
+    for plot in PLOTS:
+        assert all(name in known for name in plot.rows()), plot.name
+        (mine,) = [p for p in PAPERS if p.key == plot.paper]
+        assert plot.source in dict(mine.sources())
+
+
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda p: f"{p.paper}-{p.name}")
+def test_a_figure_is_drawn_from_a_single_result(
+    plot: Plot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "PLOTS", (plot,))
+    made = [entry(every_row()[next(iter(plot.rows()))], 0.8)]
+    (drawn,) = figures.draw(plot.paper, made, tmp_path)
+    assert (drawn.file, drawn.source) == (f"{plot.paper}-{plot.name}.png", plot.source)
+    assert (tmp_path / drawn.file).stat().st_size > 4_000
+
+
+def test_without_results_no_figure_is_drawn(tmp_path: Path) -> None:
+    assert [f for p in PAPERS for f in figures.draw(p.key, [], tmp_path)] == []
+
+
+def test_rows_are_unique_and_found_by_name_and_alias() -> None:
+    names = [
+        n for p in PAPERS for r in p.rows for n in (r.id, f"{p.key}/{r.alias}") if n[-1] != "/"
+    ]
+    assert len(names) == len(set(names))
+    assert find("002/fashion-tanh")[1][0].name == "tanh-b1024-fashion-eps2.7"
+    assert len(find("004")[1]) == len([n for n in every_row() if n.startswith("004/")])
+    for row_ in every_row().values():
+        assert not row_.needs or find(f"{row_.paper}/{row_.needs}")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("005", "no paper '005'"), ("002/fashion-tan", "Did you mean 'fashion-tanh'")],
+)
+def test_unknown_names_are_explained(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        find(name)
+
+
+def test_a_run_as_published_is_calibrated_as_the_papers_did() -> None:
+    for row_ in every_row().values():
+        if "published" in row_.settings and len(row_.settings) == 2:
+            assert row_.recipe_for("published").privacy.accountant == "rdp", row_.id
+            best = row_.recipe_for("best").privacy
+            assert (best.accountant, best.noise_multiplier) == ("pld", None), row_.id
