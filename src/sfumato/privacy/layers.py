@@ -259,8 +259,58 @@ def _scale_and_shift(y: Tensor, own: Own, *, channels_first: bool) -> Tensor:
     return y
 
 
+class _GroupNorm(torch.autograd.Function):
+    """Group norm by the library's kernels, with gain and shift inside.
+
+    The gradients of gain and shift are sums over positions of d * (x - mean) / deviation and of d.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        weight_leaf: Tensor,
+        bias_leaf: Tensor,
+        groups: int,
+        eps: float,
+        views: int,
+    ) -> Tensor:
+        rows, channels = x.shape[:2]
+        shape = rows, channels, x[0, 0].numel(), groups
+        y, mean, inverse = torch.ops.aten.native_group_norm(x, weight, bias, *shape, eps)
+        ctx.save_for_backward(x, weight, mean, inverse)
+        ctx.settings = shape, views
+        normed: Tensor = y
+        return normed
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse = ctx.saved_tensors
+        shape, views = ctx.settings
+        _, channels, _, groups = shape
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.ops.aten.native_group_norm_backward(
+                d, x, mean, inverse, weight, *shape, [True, False, False]
+            )[0]
+        sums, products = (t.flatten(2).sum(2) for t in (d, d * x))
+        mean, inverse = (t.repeat_interleave(channels // groups, 1) for t in (mean, inverse))
+        gains = (products - mean * sums) * inverse
+        dw, db = (t.view(-1, views, channels).sum(1) for t in (gains, sums))
+        return dx, None, None, dw, db, None, None, None
+
+
+_group_norm: Callable[..., Tensor] = _GroupNorm.apply
+
+
 def group_norm(layer: nn.GroupNorm, own: Own, x: Tensor) -> Tensor:
     """Rule for `nn.GroupNorm`."""
+    own_values = own.weight, own.bias, own.weight_leaf, own.bias_leaf
+    plain = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and x.dim() > 2
+    if plain and own.cast and None not in own_values and x.dtype == own.weight.dtype:  # type: ignore[union-attr]
+        return _group_norm(x, *own_values, layer.num_groups, layer.eps, own.views)
     y = F.group_norm(x, layer.num_groups, eps=layer.eps)
     return _scale_and_shift(y, own, channels_first=True)
 
