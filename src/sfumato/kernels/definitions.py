@@ -101,6 +101,10 @@ ROUNDING = 2.0**-18
 """Relative rounding of float32 sums of products, as seen on matrix units, with head-room."""
 
 
+ROUNDING_CPU = 2.0**-22
+"""The same for a processor's float32, where 2^-25 was seen."""
+
+
 def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Tensor:
     """Squared norm of each example's gradient without the gradient, `(examples,)`.
 
@@ -116,18 +120,48 @@ def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Te
         at: How the convolution walks.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    examples = x.shape[0] // at.views
-    columns = F.unfold(
-        x.to(wide), at.kernel, dilation=at.dilation, padding=at.padding, stride=at.stride
-    )
-    p = columns.transpose(1, 2).reshape(examples, -1, columns.shape[1])
-    q = d.to(wide).flatten(2).transpose(1, 2).reshape(examples, -1, d.shape[1])
-    a = torch.bmm(p, p.transpose(1, 2))
+    a = _patch_products(x.to(wide), d.shape[2:], at)
+    q = _places(d.to(wide), at.views)
     if scales is not None:
         q = q * scales.to(wide)
     b = torch.bmm(q, q.transpose(1, 2))
     most = (a * b).diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
     if scales is not None:
-        sums = p.sum(2)
-        a = a - sums.unsqueeze(1) * sums.unsqueeze(2) / p.shape[2]
-    return (a * b).sum((1, 2)).clamp_min(0) + ROUNDING * most
+        ones = x.new_ones((1, x.shape[1], *at.kernel), dtype=wide)
+        sums = F.conv2d(x.to(wide), ones, None, at.stride, at.padding, at.dilation)
+        sums = sums.reshape(a.shape[0], -1)
+        entries = x.shape[1] * at.kernel[0] * at.kernel[1]
+        a = a - sums.unsqueeze(1) * sums.unsqueeze(2) / entries
+    rounding = ROUNDING if x.is_cuda else ROUNDING_CPU
+    return (a * b).sum((1, 2)).clamp_min(0) + rounding * most
+
+
+def _places(t: Tensor, views: int) -> Tensor:
+    """`(examples, views * positions, channels)`."""
+    channels_last = t.permute(0, 2, 3, 1)
+    return channels_last.reshape(t.shape[0] // views, -1, t.shape[1])
+
+
+def _patch_products(x: Tensor, output: torch.Size, at: Geometry) -> Tensor:
+    """Products of all pairs of an example's patches, from the products of its pixels.
+
+    The patches at two places consist of pixels at equal offsets from them, so their product is the
+    sum over offsets of the products of two pixels: a sum of shifted parts of the pixels' matrix.
+    """
+    height, width = x.shape[2:]
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = at.kernel, at.stride, at.padding, at.dilation
+    pixels = _places(x, at.views)
+    products = torch.bmm(pixels, pixels.transpose(1, 2))
+    products = products.view(-1, at.views, height, width, at.views, height, width)
+    products = F.pad(products, (pw, pw, ph, ph, 0, 0, pw, pw, ph, ph))
+    rows, columns = output
+    total: Tensor | None = None
+    for i in range(kh):
+        for j in range(kw):
+            down = slice(i * dh, i * dh + (rows - 1) * sh + 1, sh)
+            right = slice(j * dw, j * dw + (columns - 1) * sw + 1, sw)
+            part = products[:, :, down, right, :, down, right]
+            total = part.clone() if total is None else total.add_(part)
+    assert total is not None
+    length = at.views * rows * columns
+    return total.reshape(-1, length, length)

@@ -14,28 +14,25 @@ The walk is then checked on this very model before the first batch counts: see `
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sfumato.errors import UserError
+from sfumato.kernels.definitions import Geometry
 from sfumato.privacy.compiled import Compiled
-from sfumato.privacy.layers import RULES, Own
+from sfumato.privacy.deferred import DeferredFilters, deferrable
+from sfumato.privacy.layers import RULES
+from sfumato.privacy.leaves import Leaves, NotPerLayer, by_rule, by_vmap, deferring
 from sfumato.privacy.paths import Path, Tapped, assign, kind_of, size_of, tapped
 from sfumato.privacy.refuse import refuse_mixing_layers
-from sfumato.privacy.summing import Gradients, PerExampleGradients
+from sfumato.privacy.summing import Deferred, Gradients, PerExampleGradients
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 METHODS = ("layers", "torch.func", "loop")
 """From the fastest to the one that is always right."""
-
-
-class NotPerLayer(Exception):
-    """The model uses its layers in a way that only the whole-model paths can follow."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -56,90 +53,6 @@ def per_example_losses(
             f"{tuple(losses.shape)}: use reduction='none' and average over each row's own values."
         )
     return outputs, losses.view(-1, views).mean(1)
-
-
-class _Leaves:
-    """The per-example leaves of one pass, made as layers ask for them."""
-
-    def __init__(self, examples: int, views: int, parameters: dict[int, nn.Parameter]) -> None:
-        self.examples, self.views = examples, views
-        self._parameters = parameters
-        self.of_parameter: dict[int, Tensor] = {}
-        self.of_derived: list[tuple[Tensor, Tensor]] = []
-
-    def _new(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().expand(self.examples, *tensor.shape).requires_grad_()
-
-    def of(self, tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or not tensor.requires_grad:
-            return None
-        if id(tensor) not in self._parameters:
-            leaf = self._new(tensor)
-            self.of_derived.append((tensor, leaf))
-            return leaf
-        if id(tensor) not in self.of_parameter:
-            self.of_parameter[id(tensor)] = self._new(tensor)
-        return self.of_parameter[id(tensor)]
-
-    def own(self, module: nn.Module) -> Own:
-        """What the module's rule works with in this pass."""
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        return Own(
-            self.views,
-            None if weight is None else weight.detach(),
-            None if bias is None else bias.detach(),
-            self.of(weight),
-            self.of(bias),
-        )
-
-
-def _by_rule(name: str, module: nn.Module, rule: Any, leaves: _Leaves) -> Tapped:
-    def forward(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if input.dim() < 2 or input.shape[0] != leaves.examples * leaves.views:
-            raise NotPerLayer(f"layer '{name}' is called on inputs that are not batch-first")
-        result: Tensor = rule(module, leaves.own(module), input, *args, **kwargs)
-        return result
-
-    return forward
-
-
-def _by_vmap(name: str, module: nn.Module, leaves: _Leaves) -> Tapped:
-    """Run a module on one example (and its views) at a time, with that example's leaves."""
-    rows = leaves.examples * leaves.views
-    own_forward = module.__dict__.get("forward")
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        flat, spec = tree_flatten((args, kwargs))
-        tensors = [t for t in flat if isinstance(t, Tensor)]
-        if not tensors or any(t.dim() == 0 or t.shape[0] != rows for t in tensors):
-            raise NotPerLayer(f"module '{name}' is called on inputs that are not batch-first")
-        own = {n: leaf for n, p in module.named_parameters() if (leaf := leaves.of(p)) is not None}
-        returned: list[tuple[list[Any], Any]] = []
-
-        def one(own: dict[str, Tensor], tensors: list[Tensor]) -> list[Tensor]:
-            inner_args, inner_kwargs = tree_unflatten(_filled(flat, tensors), spec)
-            out = torch.func.functional_call(module, own, inner_args, inner_kwargs)
-            returned.append(tree_flatten(out))
-            return [t for t in returned[-1][0] if isinstance(t, Tensor)]
-
-        override = module.__dict__.pop("forward")
-        if own_forward is not None:
-            module.__dict__["forward"] = own_forward
-        try:
-            split = [t.view(leaves.examples, leaves.views, *t.shape[1:]) for t in tensors]
-            outputs = torch.func.vmap(one, randomness="different")(own, split)
-        finally:
-            module.__dict__["forward"] = override
-        flat_out, out_spec = returned[-1]
-        return tree_unflatten(_filled(flat_out, [t.flatten(0, 1) for t in outputs]), out_spec)
-
-    return forward
-
-
-def _filled(template: list[Any], tensors: list[Tensor]) -> list[Any]:
-    """The template with its tensors replaced, in order."""
-    given = iter(tensors)
-    return [next(given) if isinstance(t, Tensor) else t for t in template]
 
 
 class PerExample:
@@ -179,6 +92,7 @@ class PerExample:
         refuse_mixing_layers(model)
         self.model, self.loss, self.views, self.check = model, loss, views, check
         self.precision = precision
+        self._deferring: dict[object, dict[nn.Module, tuple[Geometry, torch.Size]]] = {}
         self._compiled: dict[object, Compiled | None] = {}
         self.method: str | None = None
         self.passed_over: dict[str, str] = {}
@@ -221,6 +135,7 @@ class PerExample:
         )
         method, largest = self._checked.get(signature, ("", 0))
         if y.shape[0] > largest:
+            self.prepare(x)
             from sfumato.privacy.probe import choose_method
 
             method = choose_method(self, x, y)
@@ -255,6 +170,19 @@ class PerExample:
             self._assigned[trainable] = assign(self.model)
         return self._assigned[trainable]
 
+    def prepare(self, x: Tensor) -> None:
+        """Look once at how the model calls its convolutions, to know whose gradients to defer."""
+        key = tuple(x.shape[1:]), tuple(self.trainable)
+        if key not in self._deferring and x.device.type == "cpu" and x.shape[0]:
+            self._deferring[key] = deferrable(self.model, self._ways(), x, self.views)
+
+    def _deferrable(self, x: Tensor) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
+        """Convolutions whose gradients are not written out, on a CPU; see `privacy.deferred`."""
+        narrow = x.dtype not in (torch.float32, torch.float64)
+        if x.device.type != "cpu" or narrow or torch.is_autocast_enabled("cpu"):
+            return {}
+        return self._deferring.get((tuple(x.shape[1:]), tuple(self.trainable)), {})
+
     def _empty(self, x: Tensor) -> Gradients:
         parameters = self.trainable
         return Gradients(
@@ -272,16 +200,18 @@ class PerExample:
             return one_at_a_time(self.model, x, y, loss=self.loss, views=self.views)
         parameters = self.trainable
         by_id = {id(p): p for p in parameters.values()}
-        leaves = _Leaves(y.shape[0], self.views, by_id)
+        leaves = Leaves(y.shape[0], self.views, by_id)
         taps: dict[nn.Module, Tapped] = {}
         if method == "torch.func":
-            taps[self.model] = _by_vmap("(whole model)", self.model, leaves)
+            taps[self.model] = by_vmap("(whole model)", self.model, leaves)
         else:
             for name, module, way in self._ways():
                 if way == "torch.func":
-                    taps[module] = _by_vmap(name, module, leaves)
+                    taps[module] = by_vmap(name, module, leaves)
                 else:
-                    taps[module] = _by_rule(name, module, RULES[kind_of(module)], leaves)
+                    taps[module] = by_rule(name, module, RULES[kind_of(module)], leaves)
+            for module, (at, output) in self._deferrable(x).items():
+                taps[module] = deferring(module, leaves, at, output)
         with torch.enable_grad(), tapped(taps):
             outputs, losses = per_example_losses(self.model, self.loss, x, y, self.views)
             tensors = self._collect(losses.sum(), leaves, by_id)
@@ -289,18 +219,25 @@ class PerExample:
         return Gradients(tuple(parameters), shapes, tensors, losses.detach(), outputs.detach())
 
     def _collect(
-        self, total: Tensor, leaves: _Leaves, parameters: dict[int, nn.Parameter]
-    ) -> list[Tensor | None]:
+        self, total: Tensor, leaves: Leaves, parameters: dict[int, nn.Parameter]
+    ) -> list[Tensor | Deferred | None]:
         """Differentiate, map derived weights back to their parameters, and sum uses."""
         theta = list(parameters.values())
         direct = list(leaves.of_parameter.values())
+        later = [leaf for _, leaf, _ in leaves.deferred.values()]
         derived = [leaf for _, leaf in leaves.of_derived]
         if not total.requires_grad:
             return [None] * len(theta)
-        grads = torch.autograd.grad(total, [*direct, *derived, *theta], allow_unused=True)
-        if any(g is not None for g in grads[len(direct) + len(derived) :]):
+        wanted = [*direct, *derived, *later, *theta]
+        grads = torch.autograd.grad(total, wanted, allow_unused=True)
+        if any(g is not None for g in grads[-len(theta) :]):
             raise NotPerLayer("a parameter is used outside the layer that owns it")
         found: dict[int, Tensor] = {}
+        kept: dict[int, DeferredFilters] = {}
+        start = len(direct) + len(derived)
+        for (key, (x, _, at)), d in zip(leaves.deferred.items(), grads[start:], strict=False):
+            if d is not None:
+                kept[key] = DeferredFilters(x, d, parameters[key].detach(), at)
         for key, grad in zip(leaves.of_parameter, grads, strict=False):
             if grad is not None:
                 found[key] = grad
@@ -314,7 +251,7 @@ class PerExample:
                 if part is not None:
                     key = id(parameter)
                     found[key] = found[key] + part if key in found else part
-        return [found.get(id(p)) for p in theta]
+        return [found.get(id(p), kept.get(id(p))) for p in theta]
 
 
 __all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy", "per_example_losses"]

@@ -278,6 +278,7 @@ class _GroupNorm(torch.autograd.Function):
         views: int,
     ) -> Tensor:
         rows, channels = x.shape[:2]
+        x = x.contiguous(memory_format=_order(x))
         shape = rows, channels, x[0, 0].numel(), groups
         y, mean, inverse = torch.ops.aten.native_group_norm(x, weight, bias, *shape, eps)
         ctx.save_for_backward(x, weight, mean, inverse)
@@ -290,6 +291,7 @@ class _GroupNorm(torch.autograd.Function):
         x, weight, mean, inverse = ctx.saved_tensors
         shape, views = ctx.settings
         _, channels, _, groups = shape
+        d = d.contiguous(memory_format=_order(x))
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.ops.aten.native_group_norm_backward(
@@ -300,6 +302,12 @@ class _GroupNorm(torch.autograd.Function):
         gains = (products - mean * sums) * inverse
         dw, db = (t.view(-1, views, channels).sum(1) for t in (gains, sums))
         return dx, None, None, dw, db, None, None, None
+
+
+def _order(x: Tensor) -> torch.memory_format:
+    """The order of memory in which the library's kernels want what belongs to this tensor."""
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
 
 _group_norm: Callable[..., Tensor] = _GroupNorm.apply

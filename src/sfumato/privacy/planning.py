@@ -119,7 +119,7 @@ def by_outputs(inputs: int, outputs: int, views: int) -> bool:
 def outputs_of(model: nn.Module, row: Tensor) -> dict[nn.Module, list[torch.Size]]:
     """Shapes of what each convolution and linear layer returns for one row, for each call of it.
 
-    The layers come in the order of their first calls.
+    The layers come in the order of their first calls. The row is not looked at, only its like.
     """
     found: dict[nn.Module, list[torch.Size]] = {}
 
@@ -129,7 +129,7 @@ def outputs_of(model: nn.Module, row: Tensor) -> dict[nn.Module, list[torch.Size
     kinds = (nn.Conv2d, nn.Linear)
     hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, kinds)]
     try:
-        model(row)
+        model(torch.zeros_like(row))
     finally:
         for hook in hooks:
             hook.remove()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.privacy.gradients import METHODS, Gradients, NotPerLayer, PerExample
+from sfumato.privacy.gradients import METHODS, Gradients, PerExample
 from sfumato.privacy.isolation import (
     KINDS,
     LOOSE,
@@ -27,6 +27,7 @@ from sfumato.privacy.isolation import (
     shape_complaint,
     without,
 )
+from sfumato.privacy.leaves import NotPerLayer
 from sfumato.privacy.precision import full_precision
 from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.state import PROBE_SEED, Snapshot, Still, seed, undisturbed
@@ -190,7 +191,9 @@ def double_of(engine: PerExample, draws: Draws) -> PerExample | None:
         twin = copied(engine.model).double()
         x, y = _as(draws.x(engine.views), torch.float64), _as(draws.y(1), torch.float64)
         one_at_a_time(twin, x, y, loss=engine.loss, views=engine.views)
-        return PerExample(twin, loss=engine.loss, views=engine.views, check=False)
+        double = PerExample(twin, loss=engine.loss, views=engine.views, check=False)
+        double.prepare(x)
+        return double
     except Exception:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,6 +46,22 @@ class PerExampleGradients(Protocol):
         ...
 
 
+class Deferred(Protocol):
+    """One parameter's per-example gradients that are not written out unless someone asks."""
+
+    def tensor(self) -> Tensor:
+        """The gradients `(examples, *shape)`."""
+        ...
+
+    def squared_norms(self) -> Tensor:
+        """Their squared norms `(examples,)`, never too small."""
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Their weighted sum; an example of weight zero adds exactly nothing."""
+        ...
+
+
 @dataclass
 class Gradients:
     """Per-example gradients of one physical batch.
@@ -52,27 +69,37 @@ class Gradients:
     Attributes:
         names: Trainable parameters, in the order of every other sequence here.
         shapes: Their shapes.
-        tensors: One `(examples, *shape)` tensor per parameter, or None where the loss does not
-            depend on it.
+        parts: One `(examples, *shape)` tensor per parameter, or what stands for it, or None where
+            the loss does not depend on the parameter.
         losses: Loss of each example.
         outputs: The model's outputs, one row per view.
     """
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
-    tensors: list[Tensor | None]
+    parts: Sequence[Tensor | Deferred | None]
     losses: Tensor
     outputs: Tensor | None
-    _blocks: list[Tensor | None] = field(init=False, repr=False)
+    _blocks: list[Tensor | Deferred | None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._blocks = [None if t is None else _block(t) for t in self.tensors]
+        self._blocks = [_block(t) if isinstance(t, Tensor) else t for t in self.parts]
+
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """Every part as a tensor."""
+        return [t if t is None or isinstance(t, Tensor) else t.tensor() for t in self.parts]
 
     def squared_norms(self) -> Tensor:
         """Squared norms `(examples, parameters)`, in float64 where the device has it."""
         examples = self.losses.shape[0]
         zeros = torch.zeros(examples, device=self.losses.device, dtype=widest(self.losses.device))
-        columns = [zeros if block is None else _squared_norms(block) for block in self._blocks]
+        columns = []
+        for block in self._blocks:
+            if isinstance(block, Tensor):
+                columns.append(_squared_norms(block))
+            else:
+                columns.append(zeros if block is None else block.squared_norms().to(zeros.dtype))
         return torch.stack(columns, 1) if columns else zeros.new_zeros(examples, 0)
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
@@ -90,6 +117,9 @@ class Gradients:
         sums = []
         with full_precision(weights.device):
             for i, (block, shape) in enumerate(zip(self._blocks, self.shapes, strict=True)):
+                if block is not None and not isinstance(block, Tensor):
+                    sums.append(block.weighted_sum(weights[:, i]))
+                    continue
                 if block is None or block.shape[1] == 0:
                     dtype = torch.float32 if block is None else _accumulation(block.dtype)
                     sums.append(torch.zeros(shape, device=weights.device, dtype=dtype))

@@ -146,4 +146,7 @@ def _sigma(run: Run) -> str:
 
 
 def _factor(epsilon: float) -> str:
-    return f"{math.exp(epsilon):.3g}" if epsilon < 50 else "infinity, for practical purposes"
+    if epsilon >= 50:
+        return "infinity, for practical purposes"
+    factor = float(f"{math.exp(epsilon):.3g}")
+    return f"{factor:g}" if factor < 1000 else f"{factor:,.0f}".replace(",", " ")

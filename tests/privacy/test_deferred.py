@@ -1,0 +1,109 @@
+"""Filter gradients that are not written out, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sfumato.privacy import Flat
+from sfumato.privacy.deferred import DeferredFilters, geometry_of
+from sfumato.privacy.gradients import PerExample
+from sfumato.privacy.reference import one_at_a_time
+
+
+def network(*, stride: int = 1, bias: bool = True, kernel: int = 3) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 96, 3, stride=2, padding=1), nn.GroupNorm(4, 96), nn.Tanh(),
+        nn.Conv2d(96, 80, kernel, stride=stride, padding=kernel // 2, bias=bias), nn.Tanh(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(80, 5),
+    )  # fmt: skip
+
+
+def deferred(engine: PerExample, x: Tensor, y: Tensor) -> int:
+    engine.prepare(x)
+    parts = engine._run("layers", x, y).parts
+    return sum(isinstance(part, DeferredFilters) for part in parts)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("views", "stride", "size"), [(1, 1, 8), (1, 2, 15), (2, 2, 12), (4, 1, 4)]
+)
+def test_norms_and_sums_are_those_of_the_reference(
+    views: int, stride: int, size: int, last: bool
+) -> None:
+    torch.manual_seed(0)
+    model = network(stride=stride, bias=not last).double()
+    x, y = torch.randn(3 * views, 3, size, size).double(), torch.randint(0, 5, (3,))
+    if last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        x = x.contiguous(memory_format=torch.channels_last)
+    engine = PerExample(model, views=views, check=False)
+    assert deferred(engine, x, y) == 1
+    ours, wanted = engine._run("layers", x, y), one_at_a_time(model, x, y, views=views)
+    a, b = ours.squared_norms(), wanted.squared_norms()
+    assert bool((a >= b * (1 - 1e-12)).all())
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=0)
+    for u, v in zip(ours.tensors, wanted.tensors, strict=True):
+        torch.testing.assert_close(u, v)
+    weights = torch.tensor([[0.3], [1.0], [0.7]]).double()
+    for u, v in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):
+        torch.testing.assert_close(u, v)
+
+
+def test_float32_sums_are_right_to_a_hundred_thousandth() -> None:
+    torch.manual_seed(0)
+    model = network()
+    x, y = torch.randn(8, 3, 8, 8), torch.randint(0, 5, (8,))
+    engine, rule = PerExample(model, check=False), Flat(0.1)
+    assert deferred(engine, x, y) == 1
+    ours = engine._run("layers", x, y)
+    exact = one_at_a_time(model.double(), x.double(), y)
+    a = ours.weighted_sum(rule.weights(ours.squared_norms()))
+    b = exact.weighted_sum(rule.weights(exact.squared_norms()))
+    off = sum(float((u.double() - v).square().sum()) for u, v in zip(a, b, strict=True))
+    assert (off / sum(float(v.square().sum()) for v in b)) ** 0.5 <= 1e-5
+
+
+def test_an_example_of_weight_zero_adds_nothing_even_if_it_is_nan() -> None:
+    torch.manual_seed(0)
+    model = network()
+    x, y = torch.randn(3, 3, 8, 8), torch.randint(0, 5, (3,))
+    x[1] = float("nan")
+    engine = PerExample(model, check=False)
+    assert deferred(engine, x, y) == 1
+    gradients = engine._run("layers", x, y)
+    weights = Flat(1.0).weights(gradients.squared_norms()).clone()
+    assert not bool(weights[1].any())
+    with_nan = gradients.weighted_sum(weights)
+    x[1] = 0
+    weights[1] = 0
+    without = engine._run("layers", x, y).weighted_sum(weights)
+    for u, v in zip(with_nan, without, strict=True):
+        torch.testing.assert_close(u, v)
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.conv = nn.Conv2d(3, 96, 3, padding=1), nn.Conv2d(96, 96, 3, padding=1)
+        self.head = nn.Linear(96, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(torch.tanh(self.conv(torch.tanh(self.first(x)))))
+        return self.head(x.mean((2, 3)))
+
+
+def test_what_does_not_fit_is_written_out() -> None:
+    x, y = torch.randn(2, 3, 4, 4), torch.randint(0, 5, (2,))
+    assert deferred(PerExample(Shared(), check=False), x, y) == 0
+    grouped = nn.Conv2d(128, 128, 3, padding=1, groups=2)
+    shape = torch.Size((1, 128, 4, 4))
+    assert geometry_of(grouped, shape, 1) is None
+    plain = nn.Conv2d(128, 128, 3, padding=1)
+    assert geometry_of(plain, shape, 1) is not None
+    assert geometry_of(plain, torch.Size((1, 128, 32, 32)), 1) is None
+    assert geometry_of(plain, shape, 16) is None
+    circular = nn.Conv2d(128, 128, 3, padding=1, padding_mode="circular")
+    assert geometry_of(circular, shape, 1) is None
