@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -77,3 +78,15 @@ def test_render_alone_trains_nothing() -> None:
 def test_mistakes_are_explained(arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(UserError, match=said):
         run(*arguments)
+
+
+def test_runs_can_be_shared_between_processes() -> None:
+    from sfumato.cli.reproduce import _part
+
+    jobs: list[Any] = list("abcde")
+    assert _part(jobs, None) == jobs
+    parts = [_part(jobs, f"{i}/2") for i in (1, 2)]
+    assert parts == [["a", "c", "e"], ["b", "d"]]
+    for wrong in ("0/2", "3/2", "x", "1-2"):
+        with pytest.raises(UserError, match="--part"):
+            _part(jobs, wrong)

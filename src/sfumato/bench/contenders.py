@@ -23,7 +23,7 @@ from sfumato import models
 from sfumato.bench.cases import Case, image_of
 from sfumato.data import Dataset, ImageSet, ImageStore
 from sfumato.recipe import Recipe, from_dict
-from sfumato.training import optimizers, setup
+from sfumato.training import devices, optimizers, setup
 from sfumato.training.averaging import Average
 
 CLASSES = 10
@@ -164,7 +164,7 @@ def sfumato(case: Case, device: torch.device) -> Contender:
     from sfumato.training.reporter import Silent
 
     recipe = recipe_of(case)
-    setup.pick_device(str(device), case.precision)
+    devices.pick_device(str(device), case.precision)
     dataset = generated(image_of(case.model), case.examples)
     plan = setup.plan(recipe, case.examples)
     randomness = Randomness.from_seed(0)

@@ -75,7 +75,7 @@ def analyze(
 def _open(folders: list[Path], root: Path | None, device: str) -> list[OpenRun]:
     """All runs, on the same data; what is remarkable about them is said."""
     from sfumato.analysis.opened import open_run, same_data
-    from sfumato.training.setup import pick_device
+    from sfumato.training.devices import pick_device
 
     where = pick_device(device)
     opened = [open_run(folder, root=root, device=where) for folder in dict.fromkeys(folders)]

@@ -65,11 +65,11 @@ def bench(
     _check_new(out, picture)
 
     from sfumato.bench import cases as known
-    from sfumato.training import setup
+    from sfumato.training import devices
 
-    where = setup.pick_device(device, precision or "auto")
+    where = devices.pick_device(device, precision or "auto")
     kind = where.type
-    dtype = precision or setup.precision("auto", where)
+    dtype = precision or devices.precision("auto", where)
     ks, sizes = _numbers("--views", views), _numbers("--rows", rows)
     if profile is not None:
         size = sizes[0] if sizes else (2048 if kind == "cuda" else 64)

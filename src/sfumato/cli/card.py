@@ -31,7 +31,7 @@ def card(
     from sfumato.report.card import card as write_card
     from sfumato.report.measure import measure
     from sfumato.report.runs import gather
-    from sfumato.training.setup import pick_device
+    from sfumato.training.devices import pick_device
 
     check_new(out)
     (found,) = gather([run])

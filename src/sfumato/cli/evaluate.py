@@ -52,7 +52,7 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model: accuracy, calibration, confusion matrix, each class."""
     from sfumato.training.classifier import load
-    from sfumato.training.setup import pick_device
+    from sfumato.training.devices import pick_device
 
     classifier = load(run, device=pick_device(device))
     folder = _output_folder(out or (run if run.is_dir() else run.parent))

@@ -55,7 +55,7 @@ def predict(
     """
     from sfumato.analysis.inference import find_images, predict_files
     from sfumato.training.classifier import load
-    from sfumato.training.setup import pick_device
+    from sfumato.training.devices import pick_device
 
     if out is not None and out.exists():
         raise UserError(f"{out} exists already: give another --out, nothing is overwritten.")

@@ -42,7 +42,7 @@ def report(
     from sfumato.report.measure import choose, measure
     from sfumato.report.page import page
     from sfumato.report.runs import gather
-    from sfumato.training.setup import pick_device
+    from sfumato.training.devices import pick_device
 
     check_new(out)
     chosen = choose(samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from sfumato.errors import UserError
 if TYPE_CHECKING:
     from sfumato.reproduce.ledger import Entry
     from sfumato.reproduce.row import Row, Setting
-    from sfumato.reproduce.runner import Outcome
+    from sfumato.reproduce.runner import Job, Outcome
     from sfumato.training.reporter import Reporter
 
 
@@ -35,6 +36,11 @@ def reproduce(
     ),
     budget_minutes: float = typer.Option(
         None, help="Stop after so many minutes; the next call goes on from there."
+    ),
+    part: str = typer.Option(
+        None,
+        metavar="I/N",
+        help="Of what is missing, every N-th run from the I-th on: for N processes side by side.",
     ),
     list_: bool = typer.Option(False, "--list", help="List the rows, run nothing."),
     render: bool = typer.Option(False, "--render", help="Only write the tables and figures."),
@@ -90,7 +96,7 @@ def reproduce(
         watch=_watch,
         say=say,
     )
-    jobs = runner.missing(rows, seeds=seeds, settings=chosen)
+    jobs = _part(runner.missing(rows, seeds=seeds, settings=chosen), part)
     if not jobs:
         say(f"Nothing is missing: {what} has {seeds} seeds of everything. --seeds asks for more.")
         return
@@ -116,6 +122,16 @@ def _settings(text: str | None) -> tuple[Setting, ...]:
     if text not in choices:
         raise UserError(f"--setting must be published, best or both, not '{text}'.")
     return choices[text]
+
+
+def _part(jobs: list[Job], text: str | None) -> list[Job]:
+    """The share of one of several processes."""
+    if text is None:
+        return jobs
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"--part is I/N with I from 1 to N, as in 2/4, not '{text}'.")
+    return jobs[int(match[1]) - 1 :: int(match[2])]
 
 
 @contextmanager

@@ -85,8 +85,8 @@ def statement(facts: Facts) -> str:
     ]
     if f.train_metrics:
         not_covered.append(
-            "`metrics.jsonl` and `curves.png`: loss and accuracy in them were computed on training "
-            "batches without noise. Keep them inside, or train with "
+            "`metrics.jsonl`, `curves.png` and `tensorboard/`: loss and accuracy in them were "
+            "computed on training batches without noise. Keep them inside, or train with "
             "`--set training.train_metrics=false`."
         )
     if f.validation:

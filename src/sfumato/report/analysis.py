@@ -281,8 +281,7 @@ def _gradients(found: Sequence[Analysis], path: Path) -> None:
         for axes, one in zip(panels, found, strict=True):
             _layers(axes, one)
         panels[0].set_ylabel("norm")
-        panels[0].set_ylim(top=20 * panels[0].get_ylim()[1])
-        panels[0].legend(loc="upper left")
+        panels[0].legend(loc="lower left", bbox_to_anchor=(0, 1.07), ncols=3, borderaxespad=0)
         if course:
             _gradient_course(parts[1, 0].subplots(1, 2), course)
         _title(figure, found, "Clipped gradients and noise")

@@ -36,7 +36,7 @@ def hardware(device: str = "auto") -> str:
     """The name of the GPU, or of the processor with its cores."""
     import torch
 
-    from sfumato.training.setup import pick_device
+    from sfumato.training.devices import pick_device
 
     chosen = pick_device(device)
     if chosen.type == "cuda":

@@ -23,7 +23,15 @@ from sfumato.privacy.noise import Randomness
 from sfumato.privacy.sampling import physical_batches
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
-from sfumato.training import checkpoint, optimizers, schedules, setup, snapshots, trouble
+from sfumato.training import (
+    checkpoint,
+    devices,
+    optimizers,
+    schedules,
+    setup,
+    snapshots,
+    trouble,
+)
 from sfumato.training.averaging import Average
 from sfumato.training.evaluation import evaluate
 from sfumato.training.files import CHECKPOINTS
@@ -67,6 +75,7 @@ class Loop:
         self.model.to(device=self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
+            devices.keep_compiled()
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         t = r.training
         self.views = setup.views(r)
@@ -77,7 +86,7 @@ class Loop:
             noise=self.plan.noise,
             views=self.views.total,
         )
-        if setup.precision(t.precision, self.device) == "bfloat16":
+        if devices.precision(t.precision, self.device) == "bfloat16":
             self.private.per_example.precision = torch.bfloat16
         trainable = self.private.per_example.trainable.values()
         self.optimizer = optimizers.build(r.optimizer, trainable)

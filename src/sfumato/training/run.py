@@ -21,7 +21,7 @@ from sfumato.privacy.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import Randomness
 from sfumato.recipe import Recipe, differences, from_dict, loads
-from sfumato.training import checkpoint, files, fill, setup, start
+from sfumato.training import checkpoint, devices, files, fill, setup, start
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
@@ -49,7 +49,7 @@ def train(
     reporter = reporter or Silent()
     if out is not None:
         files.check_free(Path(out))
-    where = setup.pick_device(device, recipe.training.precision)
+    where = devices.pick_device(device, recipe.training.precision)
     donor = start.open_donor(recipe)
     origin = donor.origin if donor else start.Origin()
     dataset = _load(recipe, origin, root, reporter)
@@ -64,9 +64,9 @@ def train(
     for remark in (*remarks, *fill.remarks(recipe, origin, model)):
         reporter.say(remark)
     views = recipe.training.views + recipe.training.self_mix
-    physical = recipe.training.physical_batch or setup.physical_batch(
+    physical = recipe.training.physical_batch or devices.physical_batch(
         model, plan, dataset, views, _memory(where),
-        rows=setup.ROWS if where.type == "cuda" else None,
+        rows=devices.ROWS if where.type == "cuda" else None,
     )  # fmt: skip
     folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
     with _explained(folder):
@@ -101,7 +101,7 @@ def resume(
         raise UserError(f"{folder} is not a run folder: it has no {files.LEDGER}.")
     ledger = Ledger.open(folder / files.LEDGER)
     recipe = _same_recipe(folder, ledger, changes or {})
-    where = setup.pick_device(device, recipe.training.precision)
+    where = devices.pick_device(device, recipe.training.precision)
     if (folder / files.WEIGHTS).exists() and (folder / files.STATEMENT).exists():
         (folder / files.KEY).unlink(missing_ok=True)
         raise UserError(
@@ -114,6 +114,8 @@ def resume(
     physical = int(ledger.header["physical_batch"])
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
     found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous")}
+    # Settings that did not exist when the run began have their defaults.
+    found["recipe"] = recipe.to_dict()
     changed = differences(found, expected)
     if changed:
         raise UserError(
