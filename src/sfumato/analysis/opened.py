@@ -17,11 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato import data as datasets
 from sfumato import models, recipes
 from sfumato.analysis.inference import align_labels
 from sfumato.data import Dataset, ImageSet
-from sfumato.data.subset import subset
 from sfumato.errors import UserError
 from sfumato.privacy import ledger
 from sfumato.privacy.accounting import Step
@@ -31,6 +29,7 @@ from sfumato.privacy.sampling import PoissonSampler
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, classifier, files, fill, metrics, setup, snapshots, start
 from sfumato.training.classifier import Description
+from sfumato.training.images import dataset_of
 
 
 @dataclass(eq=False)
@@ -201,21 +200,11 @@ def _ledger(folder: Path) -> tuple[dict[str, Any], list[Step]]:
 
 
 def _data(folder: Path, recipe: Recipe, header: dict[str, Any], root: str | Path | None) -> Dataset:
-    d = recipe.data
     try:
-        dataset = datasets.load(
-            d.name,
-            root=root,
-            size=d.size,
-            channels=d.channels,
-            validation=d.validation,
-            test_fraction=d.test_fraction,
-            split_seed=d.split_seed,
-            skip_unreadable=d.skip_unreadable,
-        )
+        dataset = dataset_of(recipe.data, root=root)
     except UserError as error:
         raise UserError(f"The data of {folder} cannot be read: {error}") from None
-    return start.Origin.of(header).normalised(subset(dataset, d.subset, seed=d.split_seed))
+    return start.Origin.of(header).normalised(dataset)
 
 
 def _network(

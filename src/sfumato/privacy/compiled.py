@@ -25,7 +25,7 @@ from sfumato.privacy.replay import Replayed
 from sfumato.privacy.taps import NotCompiled, Taps
 
 if TYPE_CHECKING:
-    from sfumato.privacy.gradients import PerExample
+    from sfumato.privacy.layered import Layered
 
 Found = tuple[list[Tensor], list[Tensor]]
 """The gradients of all leaves, and the inputs that slots ask for."""
@@ -79,7 +79,7 @@ class Compiled:
 
     def __init__(
         self,
-        engine: PerExample,
+        engine: Layered,
         x: Tensor,
         examples: int,
         dtype: torch.dtype,

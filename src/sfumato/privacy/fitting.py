@@ -14,12 +14,10 @@ from sfumato.privacy.state import undisturbed
 from sfumato.privacy.tracing import distance
 
 if TYPE_CHECKING:
-    from sfumato.privacy.gradients import PerExample
+    from sfumato.privacy.layered import Layered
 
 
-def compiled_pass(
-    engine: PerExample, x: Tensor, y: Tensor, precision: torch.dtype
-) -> Compiled | None:
+def compiled_pass(engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype) -> Compiled | None:
     """The compiled pass for batches like this one, or None where it does not fit the model.
 
     It is compared, on random inputs, with the layered pass that was compared with the reference:
@@ -42,7 +40,7 @@ def compiled_pass(
 
 
 def _compare(
-    compiled: Compiled, engine: PerExample, x: Tensor, y: Tensor, precision: torch.dtype
+    compiled: Compiled, engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype
 ) -> None:
     """Raise `NotCompiled` if the passes differ in the first and the last examples."""
     few = min(4, y.shape[0])

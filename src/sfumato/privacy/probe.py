@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.privacy.gradients import METHODS, Gradients, PerExample
 from sfumato.privacy.isolation import (
     KINDS,
     LOOSE,
@@ -27,14 +26,16 @@ from sfumato.privacy.isolation import (
     shape_complaint,
     without,
 )
+from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
 from sfumato.privacy.precision import full_precision
 from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.state import PROBE_SEED, Snapshot, Still, seed, undisturbed
+from sfumato.privacy.summing import Gradients
 from sfumato.privacy.tracing import distance
 
 if TYPE_CHECKING:
-    from sfumato.privacy.gradients import Loss
+    from sfumato.privacy.losses import Loss
 
 
 _ENOUGH = 32
@@ -124,7 +125,7 @@ class Draws:
         return random_targets(self.like_y, self.outputs, examples)
 
 
-def choose_method(engine: PerExample, x: Tensor, y: Tensor) -> str:
+def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
     """The fastest method that is right for this model on batches like this one.
 
     Raises:
@@ -157,7 +158,7 @@ def choose_method(engine: PerExample, x: Tensor, y: Tensor) -> str:
     return METHODS[-1]
 
 
-def _refuse_mixing(engine: PerExample, draws: Draws, rows: int) -> None:
+def _refuse_mixing(engine: Layered, draws: Draws, rows: int) -> None:
     first = PROBE_SEED
     plans = [(2, [(0, "large"), (1, "other")], first)]
     plans += [(5, [(j, KINDS[(j + k) % 5]) for j in range(5) for k in (0, 2)], first)]
@@ -183,7 +184,7 @@ def is_random(model: nn.Module, x: Tensor) -> bool:
     return distance(*(look(model, x, None, at=at).outputs for at in (1, 2))) > 0
 
 
-def double_of(engine: PerExample, draws: Draws) -> PerExample | None:
+def double_of(engine: Layered, draws: Draws) -> Layered | None:
     """The engine on a copy of the model in float64, or None where there cannot be one."""
     if all(p.dtype == torch.float64 for p in engine.model.parameters()):
         return None
@@ -191,7 +192,7 @@ def double_of(engine: PerExample, draws: Draws) -> PerExample | None:
         twin = copied(engine.model).double()
         x, y = _as(draws.x(engine.views), torch.float64), _as(draws.y(1), torch.float64)
         one_at_a_time(twin, x, y, loss=engine.loss, views=engine.views)
-        double = PerExample(twin, loss=engine.loss, views=engine.views, check=False)
+        double = Layered(twin, loss=engine.loss, views=engine.views, check=False)
         double.prepare(x)
         return double
     except Exception:
@@ -241,7 +242,7 @@ def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _objection(
-    engine: PerExample,
+    engine: Layered,
     method: str,
     draws: Draws,
     dtype: torch.dtype,
@@ -333,7 +334,7 @@ def _moves_with(
 
 
 def _alone(
-    engine: PerExample, x: Tensor, y: Tensor, picks: Iterable[int], state: Snapshot
+    engine: Layered, x: Tensor, y: Tensor, picks: Iterable[int], state: Snapshot
 ) -> Gradients:
     rows = torch.cat([x[i * engine.views : (i + 1) * engine.views] for i in picks])
     try:

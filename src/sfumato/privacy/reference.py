@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.gradients import Gradients, Loss, cross_entropy, per_example_losses
+from sfumato.privacy.losses import Loss, cross_entropy, per_example_losses
 from sfumato.privacy.state import Snapshot
+from sfumato.privacy.summing import Gradients
 
 
 def one_at_a_time(

@@ -24,7 +24,7 @@ from sfumato.privacy.paths import kind_of
 from sfumato.privacy.planning import Convolution, Way, by_outputs, outputs_of, plan
 
 if TYPE_CHECKING:
-    from sfumato.privacy.gradients import PerExample
+    from sfumato.privacy.layered import Layered
 
 
 class NotCompiled(Exception):
@@ -52,7 +52,7 @@ class Taps:
 
     def __init__(
         self,
-        engine: PerExample,
+        engine: Layered,
         x: Tensor,
         examples: int,
         dtype: torch.dtype,
@@ -316,7 +316,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def convolutions(
-    engine: PerExample, calls: dict[nn.Module, torch.Size]
+    engine: Layered, calls: dict[nn.Module, torch.Size]
 ) -> dict[nn.Module, tuple[Convolution, tuple[int, ...]]]:
     """The convolutions that the operators can take, and the shapes of their outputs.
 

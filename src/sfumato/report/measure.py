@@ -19,14 +19,14 @@ from PIL import Image
 from sfumato import analysis
 from sfumato.analysis.classification import Array, Evaluation
 from sfumato.analysis.inference import find_images
-from sfumato.data import Dataset, load
+from sfumato.data import Dataset
 from sfumato.data.decode import UnreadableError, decode
-from sfumato.data.subset import subset
 from sfumato.errors import UserError
 from sfumato.report.runs import Run
 from sfumato.settings import Data
 from sfumato.training import classifier as classifiers
 from sfumato.training.classifier import Classifier
+from sfumato.training.images import dataset_of
 
 MOST_SAMPLES = 60
 _SIDE = 96
@@ -172,17 +172,7 @@ def _dataset(
     d = run.recipe.data
     if d not in loaded:
         loaded.clear()
-        whole = load(
-            d.name,
-            root=root,
-            size=d.size,
-            channels=d.channels,
-            validation=d.validation,
-            test_fraction=d.test_fraction,
-            split_seed=d.split_seed,
-            skip_unreadable=d.skip_unreadable,
-        )
-        loaded[d] = subset(whole, d.subset, seed=d.split_seed)
+        loaded[d] = dataset_of(d, root=root)
     dataset = loaded[d]
     shape, wanted = dataset.test.images.shape[1:], classifier.description
     if shape != (wanted.channels, *wanted.size):

@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 
-from sfumato import data as datasets
 from sfumato.data import Dataset
-from sfumato.data.subset import subset
 from sfumato.errors import UserError
 from sfumato.privacy.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import Randomness
 from sfumato.recipe import Recipe, differences, from_dict, loads
 from sfumato.training import checkpoint, devices, files, fill, setup, start
+from sfumato.training.images import dataset_of
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
@@ -229,18 +228,7 @@ def _same_randomness(folder: Path, recipe: Recipe) -> Randomness:
 def _load(
     recipe: Recipe, origin: start.Origin, root: str | Path | None, reporter: Reporter
 ) -> Dataset:
-    d = recipe.data
-    dataset = datasets.load(
-        d.name,
-        root=root,
-        size=d.size,
-        channels=d.channels,
-        validation=d.validation,
-        test_fraction=d.test_fraction,
-        split_seed=d.split_seed,
-        skip_unreadable=d.skip_unreadable,
-    )
-    dataset = origin.normalised(subset(dataset, d.subset, seed=d.split_seed))
+    dataset = origin.normalised(dataset_of(recipe.data, root=root))
     for note in dataset.notes:
         reporter.say(note)
     if dataset.skipped:

@@ -1,0 +1,159 @@
+"""One pass over a model for the gradients of each example, layer by layer.
+
+`Layered` walks a model once and gives each module that owns trainable parameters a path:
+
+- *rule*: a known layer (`sfumato.privacy.layers`), on its own parameters;
+- *reparametrised*: a known layer whose weight is f(theta); the gradient is taken of the weight
+  and mapped to theta by f's own derivative;
+- *torch.func*: any other module, run one example at a time under `torch.func.vmap`;
+- *loop*: the whole model, one example at a time, where nothing else applies.
+
+Nothing is checked here: see `sfumato.privacy.gradients`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import UserError
+from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.deferred import DeferredFilters, deferrable
+from sfumato.privacy.layers import RULES
+from sfumato.privacy.leaves import Leaves, NotPerLayer, by_rule, by_vmap, deferring
+from sfumato.privacy.losses import Loss, cross_entropy, per_example_losses
+from sfumato.privacy.paths import Path, Tapped, assign, kind_of, size_of, tapped
+from sfumato.privacy.reference import one_at_a_time
+from sfumato.privacy.refuse import refuse_mixing_layers
+from sfumato.privacy.summing import Deferred, Gradients
+
+METHODS = ("layers", "torch.func", "loop")
+"""From the fastest to the one that is always right."""
+
+
+class Layered:
+    """A model, its loss and the ways to its per-example gradients.
+
+    Arguments and attributes are those of `sfumato.privacy.gradients.PerExample`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss = cross_entropy,
+        views: int = 1,
+        check: bool = True,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        if views < 1:
+            raise UserError(f"An example needs at least one view, not {views}.")
+        refuse_mixing_layers(model)
+        self.model, self.loss, self.views, self.check = model, loss, views, check
+        self.precision = precision
+        self._deferring: dict[object, dict[nn.Module, tuple[Geometry, torch.Size]]] = {}
+        self.method: str | None = None
+        self.passed_over: dict[str, str] = {}
+        self._assigned: dict[tuple[str, ...], list[tuple[str, nn.Module, str]]] = {}
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters to train, by name, shared ones once."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def paths(self) -> list[Path]:
+        """Which module takes which path; complete once a first batch has been seen."""
+        if self.method in ("torch.func", "loop"):
+            count = sum(p.numel() for p in self.trainable.values())
+            return [Path("(whole model)", type(self.model).__name__, self.method, count)]
+        return [
+            Path(name or "(whole model)", kind_of(module).__name__, way, size_of(module))
+            for name, module, way in self._ways()
+        ]
+
+    def _ways(self) -> list[tuple[str, nn.Module, str]]:
+        trainable = tuple(self.trainable)
+        if trainable not in self._assigned:
+            self._assigned[trainable] = assign(self.model)
+        return self._assigned[trainable]
+
+    def prepare(self, x: Tensor) -> None:
+        """Look once at how the model calls its convolutions, to know whose gradients to defer."""
+        key = tuple(x.shape[1:]), tuple(self.trainable)
+        if key not in self._deferring and x.device.type == "cpu" and x.shape[0]:
+            self._deferring[key] = deferrable(self.model, self._ways(), x, self.views)
+
+    def _deferrable(self, x: Tensor) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
+        """Convolutions whose gradients are not written out, on a CPU; see `privacy.deferred`."""
+        narrow = x.dtype not in (torch.float32, torch.float64)
+        if x.device.type != "cpu" or narrow or torch.is_autocast_enabled("cpu"):
+            return {}
+        return self._deferring.get((tuple(x.shape[1:]), tuple(self.trainable)), {})
+
+    def _empty(self, x: Tensor) -> Gradients:
+        parameters = self.trainable
+        return Gradients(
+            tuple(parameters),
+            tuple(p.shape for p in parameters.values()),
+            [p.new_zeros(0, *p.shape) for p in parameters.values()],
+            x.new_zeros(0),
+            None,
+        )
+
+    def _run(self, method: str, x: Tensor, y: Tensor) -> Gradients:
+        if method == "loop":
+            return one_at_a_time(self.model, x, y, loss=self.loss, views=self.views)
+        parameters = self.trainable
+        by_id = {id(p): p for p in parameters.values()}
+        leaves = Leaves(y.shape[0], self.views, by_id)
+        taps: dict[nn.Module, Tapped] = {}
+        if method == "torch.func":
+            taps[self.model] = by_vmap("(whole model)", self.model, leaves)
+        else:
+            for name, module, way in self._ways():
+                if way == "torch.func":
+                    taps[module] = by_vmap(name, module, leaves)
+                else:
+                    taps[module] = by_rule(name, module, RULES[kind_of(module)], leaves)
+            for module, (at, output) in self._deferrable(x).items():
+                taps[module] = deferring(module, leaves, at, output)
+        with torch.enable_grad(), tapped(taps):
+            outputs, losses = per_example_losses(self.model, self.loss, x, y, self.views)
+            tensors = self._collect(losses.sum(), leaves, by_id)
+        shapes = tuple(p.shape for p in by_id.values())
+        return Gradients(tuple(parameters), shapes, tensors, losses.detach(), outputs.detach())
+
+    def _collect(
+        self, total: Tensor, leaves: Leaves, parameters: dict[int, nn.Parameter]
+    ) -> list[Tensor | Deferred | None]:
+        """Differentiate, map derived weights back to their parameters, and sum uses."""
+        theta = list(parameters.values())
+        direct = list(leaves.of_parameter.values())
+        later = [leaf for _, leaf, _ in leaves.deferred.values()]
+        derived = [leaf for _, leaf in leaves.of_derived]
+        if not total.requires_grad:
+            return [None] * len(theta)
+        wanted = [*direct, *derived, *later, *theta]
+        grads = torch.autograd.grad(total, wanted, allow_unused=True)
+        if any(g is not None for g in grads[-len(theta) :]):
+            raise NotPerLayer("a parameter is used outside the layer that owns it")
+        found: dict[int, Tensor] = {}
+        kept: dict[int, DeferredFilters] = {}
+        start = len(direct) + len(derived)
+        for (key, (x, _, at)), d in zip(leaves.deferred.items(), grads[start:], strict=False):
+            if d is not None:
+                kept[key] = DeferredFilters(x, d, parameters[key].detach(), at)
+        for key, grad in zip(leaves.of_parameter, grads, strict=False):
+            if grad is not None:
+                found[key] = grad
+        for (weight, _), grad in zip(leaves.of_derived, grads[len(direct) :], strict=False):
+            if grad is None:
+                continue
+            mapped = torch.autograd.grad(
+                weight, theta, grad, is_grads_batched=True, allow_unused=True, retain_graph=True
+            )
+            for parameter, part in zip(theta, mapped, strict=True):
+                if part is not None:
+                    key = id(parameter)
+                    found[key] = found[key] + part if key in found else part
+        return [found.get(id(p), kept.get(id(p))) for p in theta]
