@@ -9,7 +9,8 @@ from bench_fakes import TINY
 
 from sfumato.bench import jax_peer, peers
 from sfumato.bench.cases import Case
-from sfumato.bench.contenders import Feed, Unsupported, build_model, generated, prepare
+from sfumato.bench.contenders import prepare
+from sfumato.bench.feed import Feed, Unsupported, build_model, generated
 
 CPU = torch.device("cpu")
 HAS_OPACUS = importlib.util.find_spec("opacus") is not None

@@ -9,7 +9,7 @@ from bench_fakes import TINY
 
 from sfumato.bench import measure as module
 from sfumato.bench.cases import Case
-from sfumato.bench.contenders import Contender, Unsupported
+from sfumato.bench.feed import Contender, Unsupported
 from sfumato.bench.measure import Method, measure, reason_of
 from sfumato.bench.measurement import Measurement
 

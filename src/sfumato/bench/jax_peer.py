@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sfumato.bench.cases import Case, image_of
-from sfumato.bench.contenders import (
+from sfumato.bench.feed import (
     CLIP,
     DECAY,
     SIGMA,

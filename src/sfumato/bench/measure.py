@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from sfumato.bench.cases import CONTENDERS, Case
-from sfumato.bench.contenders import Contender, Unsupported, prepare
+from sfumato.bench.contenders import prepare
+from sfumato.bench.feed import Contender, Unsupported
 from sfumato.bench.measurement import Measurement
 
 Prepare = Callable[[str, Case, torch.device], Contender]

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 from sfumato import models
 from sfumato.bench.cases import Case
-from sfumato.bench.contenders import (
+from sfumato.bench.feed import (
     CLIP,
     DECAY,
     SIGMA,

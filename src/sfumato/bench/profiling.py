@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.bench.cases import Case, image_of
-from sfumato.bench.contenders import build_model, prepare
+from sfumato.bench.contenders import prepare
+from sfumato.bench.feed import build_model
 from sfumato.bench.measure import clean, wait
 from sfumato.bench.table import duration, markdown
 

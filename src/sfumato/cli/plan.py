@@ -8,43 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato.cli.plan_picture import Choice, draw, short
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato.privacy.accounting import AccountantName
 
 STEPS = (250, 500, 1000, 2000)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One place in the grid.
-
-    Attributes:
-        batch: Expected batch B.
-        steps: Number of steps T.
-        epochs: Passes over the training set.
-        noise_multiplier: Sigma, solved for from the budget.
-        effective_noise: Sigma / B, the noise on the mean gradient in units of C.
-        signal_to_noise: B / sigma, of one step.
-        signal_to_noise_run: B √T / sigma, of the sum of all steps if they all pointed one way.
-        views: Views to process: B T K.
-    """
-
-    batch: int
-    steps: int
-    epochs: float
-    noise_multiplier: float
-    effective_noise: float
-    signal_to_noise: float
-    signal_to_noise_run: float
-    views: int
 
 
 def register(app: typer.Typer) -> None:
@@ -91,8 +67,6 @@ def plan(
         for b, t in _watched(wanted)
     ]
     if plot is not None:
-        from sfumato.cli.plan_picture import draw
-
         draw(plot, found, title=f"N = {n}, ε = {epsilon:g}, δ = {delta:g}, {name.upper()}")
     if json:
         import json as writer
@@ -194,11 +168,3 @@ def _print_table(found: Sequence[Choice], title: str) -> None:
         "and B√T/σ that of all steps together, if all examples agreed. Views are what it costs.",
         soft_wrap=True,
     )
-
-
-def short(count: float) -> str:
-    """`1.2 M` for 1 234 567."""
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return f"{count:g}"

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sfumato.errors import UserError
-
-if TYPE_CHECKING:
-    from sfumato.cli.plan import Choice
 
 _MARKERS = "osD^vPX"
 
 
+@dataclass(frozen=True)
+class Choice:
+    """One place in the grid.
+
+    Attributes:
+        batch: Expected batch B.
+        steps: Number of steps T.
+        epochs: Passes over the training set.
+        noise_multiplier: Sigma, solved for from the budget.
+        effective_noise: Sigma / B, the noise on the mean gradient in units of C.
+        signal_to_noise: B / sigma, of one step.
+        signal_to_noise_run: B √T / sigma, of the sum of all steps if they all pointed one way.
+        views: Views to process: B T K.
+    """
+
+    batch: int
+    steps: int
+    epochs: float
+    noise_multiplier: float
+    effective_noise: float
+    signal_to_noise: float
+    signal_to_noise_run: float
+    views: int
+
+
 def draw(path: Path, found: Sequence[Choice], *, title: str) -> None:
     """One line per batch; the file must be new."""
-    from sfumato.cli.plan import short
     from sfumato.report import style
 
     colours = (style.SKY, style.BLUE, style.GREEN, style.ORANGE, style.RED, style.PURPLE, style.INK)
@@ -52,3 +73,11 @@ def draw(path: Path, found: Sequence[Choice], *, title: str) -> None:
             figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=style.GREY)
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def short(count: float) -> str:
+    """`1.2 M` for 1 234 567."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:g}"

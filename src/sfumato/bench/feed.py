@@ -1,0 +1,148 @@
+"""What all contenders share: the prepared form, generated images, the recipe, the feed.
+
+All get their images in the same way, and an update is made of the same batches for everyone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato import models
+from sfumato.bench.cases import Case, image_of
+from sfumato.data import Dataset, ImageSet, ImageStore
+from sfumato.recipe import Recipe, from_dict
+from sfumato.training import setup
+
+CLASSES = 10
+SIGMA, CLIP, DECAY = 1.0, 1.0, 0.99
+_ENOUGH_STEPS = 10_000
+
+
+class Unsupported(Exception):
+    """A contender that is not installed, or that cannot do what a case asks for."""
+
+
+@dataclass
+class Contender:
+    """A prepared contender.
+
+    Attributes:
+        step: Takes one whole step.
+        how: In what way it computes, for the table.
+        note: What a reader must know to compare.
+        close: Lets go of files.
+        remark: Says after the steps how they were really taken.
+        physical: The examples it really processes at once, if that can change by itself.
+        synchronise: Waits for its steps, if they do not run on PyTorch's streams.
+        model: Whose layers it runs, for profiles.
+    """
+
+    step: Callable[[], object]
+    how: str
+    note: str = ""
+    close: Callable[[], None] = lambda: None
+    remark: Callable[[], str] = lambda: ""
+    physical: Callable[[], int] | None = None
+    synchronise: Callable[[], object] | None = None
+    model: nn.Module | None = field(default=None, repr=False)
+
+
+@functools.lru_cache(maxsize=2)
+def generated(image: tuple[int, int, int], examples: int) -> Dataset:
+    """A data set of random bytes, of which nothing can be learnt but how fast it goes."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (examples, *image), dtype=np.uint8)
+    labels = rng.integers(0, CLASSES, examples, dtype=np.int64)
+    train = ImageSet(images, labels)
+    channels = image[0]
+    return Dataset(
+        name="generated",
+        classes=tuple(str(k) for k in range(CLASSES)),
+        train=train,
+        test=train.take(np.arange(min(examples, CLASSES))),
+        validation=None,
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+    )
+
+
+def recipe_of(case: Case) -> Recipe:
+    """The recipe of a case: sigma given, so that no time goes into calibration."""
+    return from_dict(
+        {
+            "name": "bench",
+            "data": {"name": "generated"},
+            "model": {"name": case.model, "options": case.options},
+            "privacy": {
+                "noise_multiplier": SIGMA,
+                "clip": CLIP,
+                "epsilon": 1e5,
+                "accountant": "rdp",
+            },
+            "optimizer": {"lr": 1e-3, "momentum": 0.9},
+            "augment": {"crop": 4, "flip": True},
+            "training": {
+                "batch": case.batch,
+                "steps": _ENOUGH_STEPS,
+                "log_every": _ENOUGH_STEPS,
+                "views": case.views,
+                "average": DECAY,
+                "physical_batch": case.at_once,
+                "precision": case.precision,
+                "seed": 0,
+            },
+        }
+    )
+
+
+def build_model(case: Case, **options: Any) -> nn.Module:
+    """A new model of the case, on the CPU."""
+    channels, height, width = image_of(case.model)
+    torch.manual_seed(0)
+    return models.create(
+        case.model,
+        classes=CLASSES,
+        channels=channels,
+        size=(height, width),
+        **(case.options | options),
+    )
+
+
+class Feed:
+    """Draws batches and makes their views, as `sfumato.training.loop` does."""
+
+    def __init__(self, case: Case, device: torch.device, *, channels_last: bool = True) -> None:
+        self.case, self.device = case, device
+        dataset = generated(image_of(case.model), case.examples)
+        self.store = ImageStore(dataset.train, mean=dataset.mean, std=dataset.std, device=device)
+        self.views = setup.views(recipe_of(case))
+        self.format = torch.channels_last if channels_last else torch.contiguous_format
+        self.generator = torch.Generator().manual_seed(0)
+
+    def draw(self) -> Tensor:
+        """Exactly the batch's number of different examples, in increasing order."""
+        return drawn(self.case, self.generator)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The physical batches of one step: rows, and one label per example."""
+        draw, size = self.draw(), self.case.at_once
+        parameters = self.views.draw(draw.numel(), self.generator).to(self.device)
+        draw = draw.to(self.device)
+        for start in range(0, draw.numel(), size):
+            rows = torch.arange(start, start + size, device=self.device)
+            images, labels = self.store.gather(draw[rows])
+            x = self.views.apply(self.store.unit(images), parameters.take(rows))
+            yield self.store.normalise(x).contiguous(memory_format=self.format), labels
+
+
+def drawn(case: Case, generator: torch.Generator) -> Tensor:
+    """A draw of exactly the expected batch, so that every step has the same size."""
+    chosen = torch.randperm(case.examples, generator=generator)[: case.batch]
+    return chosen.sort().values
