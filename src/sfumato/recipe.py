@@ -163,15 +163,18 @@ def _checked(name: str, value: Any, hint: Any, meta: Mapping[str, Any], where: s
     """The value in its declared type, within its declared range, or a `UserError`."""
     optional = isinstance(hint, types.UnionType)
     kind = next(t for t in typing.get_args(hint) if t is not types.NoneType) if optional else hint
-    kind = typing.get_origin(kind) or kind
+    whole, kind = kind, typing.get_origin(kind) or kind
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if kind is list and isinstance(value, str):
+    of = next(iter(typing.get_args(whole)), None) if kind is list else None
+    if kind is list and not isinstance(value, list) and isinstance(value, str | int | float):
         value = [value]
+    if of is float and isinstance(value, list):
+        value = [float(v) if type(v) is int else v for v in value]
     fits = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
-    if not fits or (kind is list and not all(isinstance(v, str) for v in value)):
+    if not fits or (of is not None and not all(type(v) is of for v in value)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        words[list] = "a list of texts"
+        words[list] = "a list of numbers" if of is float else "a list of texts"
         raise UserError(
             f"'{name}' in {where} must be {words.get(kind, kind.__name__)}, not {value!r}."
         )
@@ -220,6 +223,11 @@ def _check_methods(recipe: Recipe) -> None:
         raise UserError(
             "privacy.clipping = 'group-wise' and privacy.groups (name patterns) go together: give "
             "both, or neither."
+        )
+    if p.group_clips and p.clipping not in ("group-wise", "per-layer"):
+        raise UserError(
+            "privacy.group_clips needs privacy.clipping = 'group-wise' (with privacy.groups) or "
+            "'per-layer'."
         )
     if p.clip_decay != 1 and p.clipping.startswith(("adaptive", "automatic")):
         raise UserError(

@@ -107,6 +107,9 @@ class Privacy:
     groups: list[str] = _setting(  # noqa: RUF009
         [], "for group-wise: name patterns, such as stage1.*, one per group"
     )
+    group_clips: list[float] = _setting(  # noqa: RUF009
+        [], "for group-wise: sizes of the C_i, one per group and one for the rest, scaled to C"
+    )
     quantile: float = _setting(0.5, "for adaptive: part of norms that C lets be", above=0, below=1)
     clip_lr: float = _setting(0.2, "for adaptive: how fast C moves", above=0, most=10)
     count_noise: float | None = _setting(

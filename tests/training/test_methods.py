@@ -15,6 +15,7 @@ from sfumato import data as datasets
 from sfumato.data import Augment, Views
 from sfumato.errors import UserError
 from sfumato.privacy import Randomness, accounting
+from sfumato.privacy.clipping import GroupWise
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipe import Recipe, from_dict
 from sfumato.settings import Optimizer
@@ -363,6 +364,9 @@ def test_a_noise_plan_with_given_noise_stops_within_the_budget() -> None:
         ({"privacy__clipping": "adaptiv"}, "Did you mean 'adaptive'"),
         ({"privacy__clipping": "adaptive", "privacy__count_noise": 0.1}, "count_noise above"),
         ({"privacy__clipping": "group-wise", "privacy__groups": ["stage9.*"]}, "No trainable"),
+        ({"privacy__group_clips": [1.0, 2.0]}, "needs privacy.clipping"),
+        ({"privacy__clipping": "per-layer", "privacy__group_clips": [1.0]}, "give one for each"),
+        ({"privacy__clipping": "per-layer", "privacy__group_clips": ["a"]}, "a list of numbers"),
     ],
 )
 def test_impossible_methods_are_refused(
@@ -371,3 +375,18 @@ def test_impossible_methods_are_refused(
     with pytest.raises(UserError, match=words):
         train(recipe(**changes), out=tmp_path / "r", device="cpu")
     assert not (tmp_path / "r").exists()
+
+
+def test_norms_of_groups_can_be_given() -> None:
+    changes = {
+        "privacy__clipping": "group-wise",
+        "privacy__groups": ["head.*"],
+        "privacy__group_clips": [3, 4],
+        "privacy__clip": 10.0,
+    }
+    rule = setup.plan(recipe(**changes), 1000).clipping
+    names = ["conv.weight", "head.weight", "head.bias"]
+    bound = rule.bind(names, [torch.Size([4]), torch.Size([2]), torch.Size([1])])
+    assert isinstance(bound, GroupWise)
+    assert bound.groups == (1, 0, 0) and bound.limits == pytest.approx((6.0, 8.0))
+    assert bound.sensitivity == pytest.approx(10.0)

@@ -192,9 +192,9 @@ def clipping_rule(p: Privacy, batch: float, sigma: float) -> ClippingRule:
         case "automatic":
             return Automatic(p.gamma)
         case "per-layer":
-            return GroupWise(p.clip, p.split)
+            return GroupWise(p.clip, p.split, given=tuple(p.group_clips))
         case "group-wise":
-            return GroupWise(p.clip, p.split, tuple(p.groups))
+            return GroupWise(p.clip, p.split, tuple(p.groups), tuple(p.group_clips))
         case "adaptive" | "adaptive-per-layer":
             # Unset: at most 2 % more noise on the gradients than without the count.
             rule = AdaptiveQuantile(
