@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 from sfumato.bench.measurement import Measurement
 from sfumato.errors import UserError
 from sfumato.training.files import write_whole
+from sfumato.version import commit
 
 VERSION = 1
 PACKAGES = ("sfumato", "torch", "triton", "opacus", "jax", "jax_privacy")
@@ -180,21 +180,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = UNKNOWN
     return found
-
-
-def commit() -> str:
-    """The commit of the checkout that this code is in."""
-    here = Path(__file__).resolve().parents[1]
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        name = git("rev-parse", "--short=12", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
-        return f"{name}+" if changed else name
-    except (OSError, subprocess.SubprocessError):
-        return UNKNOWN

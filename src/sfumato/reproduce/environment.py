@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from pathlib import Path
 
 from sfumato import version
-from sfumato.version import UNKNOWN
+from sfumato.version import UNKNOWN, commit
 
 
 def versions() -> dict[str, str]:
     """Of sfumato and of what decides numbers; sfumato may run without being installed."""
     names = ("sfumato", "torch", "dp-accounting")
     return {"python": platform.python_version()} | {name: version.of(name) for name in names}
-
-
-def commit() -> str:
-    """The commit of the source tree that this package lies in, with `-dirty` if it was changed."""
-    here = Path(__file__).resolve().parent
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return UNKNOWN
-    return done.stdout.strip() or UNKNOWN
 
 
 def hardware(device: str = "auto") -> str:
@@ -54,3 +37,6 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or UNKNOWN
+
+
+__all__ = ["commit", "hardware", "versions"]
