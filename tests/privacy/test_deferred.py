@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sfumato.kernels.definitions import Geometry
 from sfumato.privacy import Flat
-from sfumato.privacy.deferred import DeferredFilters, geometry_of
+from sfumato.privacy.deferred import DeferredFilters, pays
 from sfumato.privacy.gradients import PerExample
+from sfumato.privacy.planning import geometry_of
 from sfumato.privacy.reference import one_at_a_time
 
 
@@ -98,12 +100,10 @@ class Shared(nn.Module):
 def test_what_does_not_fit_is_written_out() -> None:
     x, y = torch.randn(2, 3, 4, 4), torch.randint(0, 5, (2,))
     assert deferred(PerExample(Shared(), check=False), x, y) == 0
-    grouped = nn.Conv2d(128, 128, 3, padding=1, groups=2)
-    shape = torch.Size((1, 128, 4, 4))
-    assert geometry_of(grouped, shape, 1) is None
-    plain = nn.Conv2d(128, 128, 3, padding=1)
-    assert geometry_of(plain, shape, 1) is not None
-    assert geometry_of(plain, torch.Size((1, 128, 32, 32)), 1) is None
-    assert geometry_of(plain, shape, 16) is None
-    circular = nn.Conv2d(128, 128, 3, padding=1, padding_mode="circular")
-    assert geometry_of(circular, shape, 1) is None
+    plain, shape = nn.Conv2d(128, 128, 3, padding=1), torch.Size((1, 128, 4, 4))
+    assert pays(plain, shape, 1)
+    assert not pays(plain, torch.Size((1, 128, 32, 32)), 1)
+    assert not pays(plain, shape, 16)
+    assert geometry_of(plain, 2) == Geometry((3, 3), (1, 1), (1, 1), (1, 1), 2)
+    assert geometry_of(nn.Conv2d(128, 128, 3, padding=1, groups=2), 1) is None
+    assert geometry_of(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), 1) is None

@@ -11,7 +11,7 @@ from sfumato.privacy.planning import Convolution, by_outputs, outputs_of, plan
 
 def layer(name: str, channels: int, positions: int, views: int = 1) -> Convolution:
     at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), views)
-    return Convolution(name, at, channels, channels, positions, False)
+    return Convolution(name, at, channels, channels, positions)
 
 
 def test_few_positions_take_ghost_norms_and_many_views_materialise() -> None:

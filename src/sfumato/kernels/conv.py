@@ -55,6 +55,38 @@ def _chunk(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _product(  # type: ignore[no-untyped-def]
+    x, d, example, o, n,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    WO: tl.constexpr, OUT: tl.constexpr, POSITIONS: tl.constexpr, VIEWS: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, KW: tl.constexpr, N: tl.constexpr,
+    BO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Filters `o`, columns `n` of one example's gradient.
+
+    Where its places fit one chunk there is no loop here, so that a loop over examples around it is
+    the innermost one and the next example is loaded while this one is multiplied.
+    """
+    total = tl.zeros((BO, BN), tl.float32)
+    if VIEWS * POSITIONS <= BT:
+        total = _chunk(
+            x, d, example, 0, o, n, total,
+            H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+            DIL_H, DIL_W, KW, N, BT,
+        )  # fmt: skip
+    else:
+        for start in range(0, VIEWS * POSITIONS, BT):
+            total = _chunk(
+                x, d, example, start, o, n, total,
+                H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+                DIL_H, DIL_W, KW, N, BT,
+            )  # fmt: skip
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _gradients(  # type: ignore[no-untyped-def]
     x, d, direction, out, statistics, examples,
     KEEP: tl.constexpr, COUNT: tl.constexpr, SHARE: tl.constexpr,
@@ -65,11 +97,7 @@ def _gradients(  # type: ignore[no-untyped-def]
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, KW: tl.constexpr, N: tl.constexpr,
     BO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """A (BO, BN) tile of the gradients of SHARE examples, and its part of their statistics.
-
-    Where the places of an example fit one chunk, the loop over examples is the innermost one, so
-    that the next example is loaded while this one is multiplied.
-    """
+    """A (BO, BN) tile of the gradients of SHARE examples, and its part of their statistics."""
     tiles: tl.constexpr = (N + BN - 1) // BN
     tile = tl.program_id(1) % tiles
     o = (tl.program_id(1) // tiles) * BO + tl.arange(0, BO)
@@ -80,20 +108,11 @@ def _gradients(  # type: ignore[no-untyped-def]
     first = tl.program_id(0).to(tl.int64) * SHARE
     for k in range(0, SHARE):
         example = tl.minimum(first + k, examples - 1)
-        total = tl.zeros((BO, BN), tl.float32)
-        if VIEWS * POSITIONS <= BT:
-            total = _chunk(
-                x, d, example, 0, o, n, total,
-                H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
-                DIL_H, DIL_W, KW, N, BT,
-            )  # fmt: skip
-        else:
-            for start in range(0, VIEWS * POSITIONS, BT):
-                total = _chunk(
-                    x, d, example, start, o, n, total,
-                    H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
-                    DIL_H, DIL_W, KW, N, BT,
-                )  # fmt: skip
+        total = _product(
+            x, d, example, o, n,
+            H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+            DIL_H, DIL_W, KW, N, BO, BN, BT,
+        )  # fmt: skip
         if KEEP:
             kept = total.to(out.dtype.element_ty)
             tl.store(out + example * OUT * N + o[:, None] * N + n[None, :], kept, mask=keep)
@@ -125,20 +144,11 @@ def _weighted(  # type: ignore[no-untyped-def]
         example = tl.minimum(first + k, examples - 1)
         weight = tl.load(weights + example)
         weight = tl.where(first + k < examples, weight, 0.0)
-        own = tl.zeros((BO, BN), tl.float32)
-        if VIEWS * POSITIONS <= BT:
-            own = _chunk(
-                x, d, example, 0, o, n, own,
-                H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
-                DIL_H, DIL_W, KW, N, BT,
-            )  # fmt: skip
-        else:
-            for start in range(0, VIEWS * POSITIONS, BT):
-                own = _chunk(
-                    x, d, example, start, o, n, own,
-                    H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
-                    DIL_H, DIL_W, KW, N, BT,
-                )  # fmt: skip
+        own = _product(
+            x, d, example, o, n,
+            H, W, C, WO, OUT, POSITIONS, VIEWS, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+            DIL_H, DIL_W, KW, N, BO, BN, BT,
+        )  # fmt: skip
         total += tl.where(weight != 0, weight * own, 0.0)
     where = out + tl.program_id(1).to(tl.int64) * OUT * N + o[:, None] * N + n[None, :]
     tl.store(where, total, mask=(o < OUT)[:, None] & (n < N)[None, :])

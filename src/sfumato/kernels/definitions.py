@@ -19,6 +19,9 @@ from torch import Tensor
 
 Pair = tuple[int, int]
 
+GHOST_LONGEST = 64
+"""The most views times positions for which ghost norms are taken: what a kernel's tile holds."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -105,7 +108,9 @@ ROUNDING_CPU = 2.0**-22
 """The same for a processor's float32, where 2^-25 was seen."""
 
 
-def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Tensor:
+def ghost_norms(
+    x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry, *, rounding: float
+) -> Tensor:
     """Squared norm of each example's gradient without the gradient, `(examples,)`.
 
     With A[t, t'] the product of the input patches at two places and B[t, t'] that of the output
@@ -118,6 +123,7 @@ def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Te
         scales: `(out,)`: the norm is that of each filter's gradient without its mean, times its
             scale. None for the gradient as it is.
         at: How the convolution walks.
+        rounding: Relative rounding of the sums where they are taken.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     a = _patch_products(x.to(wide), d.shape[2:], at)
@@ -132,7 +138,6 @@ def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Te
         sums = sums.reshape(a.shape[0], -1)
         entries = x.shape[1] * at.kernel[0] * at.kernel[1]
         a = a - sums.unsqueeze(1) * sums.unsqueeze(2) / entries
-    rounding = ROUNDING if x.is_cuda else ROUNDING_CPU
     return (a * b).sum((1, 2)).clamp_min(0) + rounding * most
 
 

@@ -13,10 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.kernels.definitions import ROUNDING, Geometry
-
-LARGEST = 64
-"""The most views times positions that a tile holds."""
+from sfumato.kernels.definitions import GHOST_LONGEST, ROUNDING, Geometry
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -84,8 +81,8 @@ def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Te
     _, channels, height, width = x.shape
     _, filters, height_out, width_out = d.shape
     length = at.views * height_out * width_out
-    if length > LARGEST:
-        raise ValueError(f"{length} views and positions do not fit a tile of {LARGEST}")
+    if length > GHOST_LONGEST:
+        raise ValueError(f"{length} views and positions do not fit a tile of {GHOST_LONGEST}")
     examples = x.shape[0] // at.views
     norms = x.new_empty(examples, dtype=torch.float32)
     block = 16 if length <= 16 else 32 if length <= 32 else 64

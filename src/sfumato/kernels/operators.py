@@ -70,7 +70,8 @@ def ghost_norms(
     x: Tensor, d: Tensor, scales: Tensor | None, geometry: list[int], views: int
 ) -> Tensor:
     """Squared norm of each example's filter gradient, `(examples,)`, never rounded down."""
-    return definitions.ghost_norms(x, d, scales, Geometry.of(geometry, views))
+    at, rounding = Geometry.of(geometry, views), definitions.ROUNDING_CPU
+    return definitions.ghost_norms(x, d, scales, at, rounding=rounding)
 
 
 @ghost_norms.register_fake

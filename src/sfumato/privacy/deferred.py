@@ -16,14 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.kernels import definitions
-from sfumato.kernels.definitions import Geometry
+from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
 from sfumato.privacy.filters import conv_weight_gradients
 from sfumato.privacy.paths import kind_of
-from sfumato.privacy.planning import outputs_of
+from sfumato.privacy.planning import geometry_of, outputs_of
 from sfumato.privacy.state import undisturbed
-
-LONGEST = 64
-"""The most views times positions for which patches are compared."""
 
 _SMALLEST = 1 << 16
 """Filters with fewer entries are as well written out."""
@@ -55,7 +52,8 @@ class DeferredFilters:
 
     def squared_norms(self) -> Tensor:
         """Squared norms `(examples,)` from products of patches, rounded up."""
-        return definitions.ghost_norms(self.x, self.d, None, self.at)
+        rounding = definitions.ROUNDING_CPU
+        return definitions.ghost_norms(self.x, self.d, None, self.at, rounding=rounding)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The backward pass of the convolution on rescaled output gradients.
@@ -76,23 +74,17 @@ class DeferredFilters:
         return total
 
 
-def geometry_of(layer: nn.Conv2d, output: torch.Size, views: int) -> Geometry | None:
-    """How a convolution walks, if deferring its gradients pays and is possible.
+def pays(layer: nn.Conv2d, output: torch.Size, views: int) -> bool:
+    """Whether deferring a convolution's gradients is cheaper than writing them.
 
     Args:
-        layer: The convolution, with a plain weight that no other layer shares.
+        layer: The convolution.
         output: The shape that it returns for one row.
         views: Rows per example.
     """
-    before_after: list[int] = layer._reversed_padding_repeated_twice
-    zeros = layer.padding_mode == "zeros" and before_after[::2] == before_after[1::2]
     length = views * output[2] * output[3]
-    fan_in = layer.weight[0].numel()
-    few = length <= LONGEST and 4 * length <= min(fan_in, layer.out_channels)
-    if not (zeros and few and layer.groups == 1 and layer.weight.numel() >= _SMALLEST):
-        return None
-    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    return Geometry((kh, kw), (sh, sw), (before_after[2], before_after[0]), (dh, dw), views)
+    few = length <= GHOST_LONGEST and 4 * length <= min(layer.weight[0].numel(), layer.out_channels)
+    return few and layer.weight.numel() >= _SMALLEST
 
 
 def deferrable(
@@ -117,7 +109,7 @@ def deferrable(
         assert isinstance(module, nn.Conv2d)
         shapes = calls.get(module, [])
         if len(shapes) == 1 and owners[id(module.weight)] == 1 and module.weight.requires_grad:
-            at = geometry_of(module, shapes[0], views)
-            if at is not None:
+            at = geometry_of(module, views)
+            if at is not None and pays(module, shapes[0], views):
                 found[module] = at, shapes[0]
     return found

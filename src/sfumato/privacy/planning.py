@@ -16,13 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sfumato.kernels.definitions import Geometry
+from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
 
 Way = Literal["materialise", "norm-only", "ghost"]
 WAYS: tuple[Way, ...] = ("materialise", "norm-only", "ghost")
-
-GHOST_LARGEST = 64
-"""The most views times positions for which there is a ghost kernel."""
 
 PRODUCTS = 3.5e14
 """Multiplications and additions a second that the kernels reach on an H200 in bfloat16."""
@@ -38,7 +35,6 @@ class Convolution:
         name: The layer's name.
         at: How it walks, and the views.
         channels: Input channels; `filters` are the output channels, `positions` those of an output.
-        statistics: Whether the norm needs statistics of each filter, as standardised weights do.
     """
 
     name: str
@@ -46,7 +42,6 @@ class Convolution:
     channels: int
     filters: int
     positions: int
-    statistics: bool
 
     @property
     def entries(self) -> int:
@@ -78,7 +73,7 @@ class Convolution:
 
     def possible(self) -> tuple[Way, ...]:
         """The ways that this layer can take."""
-        return WAYS[:2] if self.length > GHOST_LARGEST else WAYS
+        return WAYS[:2] if self.length > GHOST_LONGEST else WAYS
 
 
 def plan(layers: Sequence[Convolution], examples: int, *, memory: int) -> dict[str, Way]:
@@ -108,6 +103,21 @@ def plan(layers: Sequence[Convolution], examples: int, *, memory: int) -> dict[s
         _, name, way = min(savings)
         chosen[name] = way
     return chosen
+
+
+def geometry_of(layer: nn.Conv2d, views: int) -> Geometry | None:
+    """How a convolution walks, or None where it has groups or pads otherwise than with zeros.
+
+    Args:
+        layer: The convolution.
+        views: Rows per example.
+    """
+    before_after: list[int] = layer._reversed_padding_repeated_twice
+    zeros = layer.padding_mode == "zeros" and before_after[::2] == before_after[1::2]
+    if not zeros or layer.groups > 1:
+        return None
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    return Geometry((kh, kw), (sh, sw), (before_after[2], before_after[0]), (dh, dw), views)
 
 
 def by_outputs(inputs: int, outputs: int, views: int) -> bool:

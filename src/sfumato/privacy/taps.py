@@ -19,9 +19,16 @@ from sfumato import kernels
 from sfumato.kernels.definitions import Geometry
 from sfumato.privacy import fast_layers
 from sfumato.privacy.keeping import Filters, Matrix, Pullback, Slot, Whole, zeros
-from sfumato.privacy.layers import RULES, Own, _pair, _scale_and_shift
+from sfumato.privacy.layers import RULES, Own, _scale_and_shift
 from sfumato.privacy.paths import kind_of
-from sfumato.privacy.planning import Convolution, Way, by_outputs, outputs_of, plan
+from sfumato.privacy.planning import (
+    Convolution,
+    Way,
+    by_outputs,
+    geometry_of,
+    outputs_of,
+    plan,
+)
 
 if TYPE_CHECKING:
     from sfumato.privacy.layered import Layered
@@ -332,27 +339,13 @@ def convolutions(
         assert isinstance(module, nn.Conv2d)
         step = _step(module, "weight")
         known = not parametrize.is_parametrized(module, "weight") or hasattr(step, "squared_norms")
-        padding = _symmetric(module)
-        if not known or padding is None or module.groups > 1 or not module.weight.requires_grad:
+        at = geometry_of(module, engine.views)
+        if not known or at is None or not module.weight.requires_grad:
             continue
-        at = Geometry(
-            _pair(module.kernel_size), _pair(module.stride), padding, _pair(module.dilation),
-            engine.views,
-        )  # fmt: skip
-        layer = Convolution(
-            named[module], at, module.in_channels, module.out_channels, shape[2] * shape[3],
-            step is not None,
-        )  # fmt: skip
+        positions = shape[2] * shape[3]
+        layer = Convolution(named[module], at, module.in_channels, module.out_channels, positions)
         found[module] = layer, tuple(shape)
     return found
-
-
-def _symmetric(layer: nn.Conv2d) -> tuple[int, int] | None:
-    """The zeros on both sides, or None where a convolution pads otherwise."""
-    before_after: list[int] = layer._reversed_padding_repeated_twice
-    if layer.padding_mode != "zeros" or before_after[::2] != before_after[1::2]:
-        return None
-    return before_after[2], before_after[0]
 
 
 def _step(module: nn.Module, name: str) -> Any:
