@@ -39,7 +39,7 @@ class FakeEvent:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 3 << 30)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda *_: 3 << 30)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
 
 

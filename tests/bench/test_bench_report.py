@@ -28,7 +28,12 @@ def test_a_target_that_is_missed_is_said_to_be() -> None:
         measured("not-private", WRN16, 100_000.0, memory=4 << 30),
         measured("sfumato", WRN16, 96_000.0, memory=7 << 30),
     )
+    large = replace(WRN16, physical=32, suite="large")
+    record.add(measured("sfumato", large, 90_000.0, memory=17 << 30))
     found = {v.claim: v for v in verdicts(record)}
+    room = found["wrn-16-4, K = 16, B = 4096: peak memory in GiB"]
+    assert (room.found, room.word) == (17, "missed")
+    assert "| 2048 x 32 |" in table.measurements_markdown(record.measurements)
     assert found["wrn-16-4, K = 1: views/s of not private"].word == "missed"
     assert found["wrn-16-4, K = 16: views/s of not private"].word == "met"
     best = found["wrn-16-4, K = 1: views/s over Opacus ghost"]

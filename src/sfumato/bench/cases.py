@@ -40,7 +40,8 @@ class Case:
         precision: `bfloat16` or `float32`.
         physical: Physical batches per update.
         examples: Training examples in the generated data set.
-        suite: `main`, or what a scaling curve varies: `rows`, `views` or `width`.
+        suite: `main`; `large` for an update of many physical batches, measured for its memory; or
+            what a scaling curve varies: `rows`, `views` or `width`.
         options: The model's options.
     """
 
@@ -89,6 +90,11 @@ class Case:
         return self.rows * self.physical
 
     @property
+    def scaling(self) -> bool:
+        """Whether it is a point of a scaling curve."""
+        return self.suite in ("rows", "views", "width")
+
+    @property
     def title(self) -> str:
         """A few words for people."""
         return f"{self.model}, K = {self.views}, {self.rows:,} rows, {self.precision}"
@@ -133,8 +139,13 @@ def grid(
 def defaults(device: str, precision: str) -> list[Case]:
     """What `sfumato bench` measures when nothing is said: about two minutes on two CPU cores."""
     if device == "cuda":
-        names = ("wrn-16-4", "resnet9", "scale-resnet9", "eq-resnet9-d4", "smoothnet")
-        return grid(names, views=(1, 4, 16), rows=(2048,), precision=precision)
+        names = ("wrn-16-4", "resnet9", "scale-resnet9", "eq-resnet9-d4")
+        large = Case(model="wrn-16-4", views=16, physical=32, precision=precision, suite="large")
+        return [
+            *grid(names, views=(1, 4, 16), rows=(2048,), precision=precision),
+            *grid(("smoothnet",), views=(1, 4), rows=(2048,), precision=precision),
+            large,
+        ]
     return [
         Case(model="papernot-1", rows=256, precision=precision),
         Case(model="resnet9", rows=32, physical=2, precision=precision),

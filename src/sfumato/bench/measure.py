@@ -25,8 +25,9 @@ from sfumato.bench.measurement import Measurement
 Prepare = Callable[[str, Case, torch.device], Contender]
 
 _SPLITS = (1, 2, 4, 8, 16, 32)
-_LONGEST = 12.0
-"""Seconds that the timed steps of one contender should take on CUDA at most."""
+_LONGEST = 6.0
+"""Seconds that the timed steps of one contender should take on CUDA; and half of them its warm-up.
+"""
 
 
 @dataclass(frozen=True)
@@ -118,21 +119,28 @@ def _time_alone(result: Measurement, case: Case, method: Method, prepare: Prepar
         contender.step()
         wait(method.device, contender)
         result.first_step = time.perf_counter() - started
-        started = time.perf_counter()
-        for _ in range(method.warmup):
-            contender.step()
-        wait(method.device, contender)
-        each = (time.perf_counter() - started) / max(1, method.warmup)
-        steps = max(min(5, method.steps), min(method.steps, int(_LONGEST / max(each, 1e-6))))
-        result.start_memory = torch.cuda.max_memory_allocated(method.device)
+        each = _warm_up(contender, method)
+        steps = max(min(3, method.steps), min(method.steps, int(_LONGEST / max(each, 1e-6))))
+        result.start_memory = torch.cuda.max_memory_reserved(method.device)
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(method.device)
         result.times = _timed(contender, steps, method.device)
-        result.peak_memory = torch.cuda.max_memory_allocated(method.device)
+        result.peak_memory = torch.cuda.max_memory_reserved(method.device)
         if contender.synchronise is not None:
             result.peak_memory = result.start_memory = None
         _note_afterwards(result, contender, case)
     finally:
         contender.close()
+
+
+def _warm_up(contender: Contender, method: Method) -> float:
+    """Take a few steps, fewer of slow ones; returns how long one takes."""
+    started, taken = time.perf_counter(), 0
+    while taken < max(1, method.warmup) and time.perf_counter() - started < _LONGEST / 2:
+        contender.step()
+        wait(method.device, contender)
+        taken += 1
+    return (time.perf_counter() - started) / taken
 
 
 def _timed(contender: Contender, steps: int, device: torch.device) -> list[float]:

@@ -19,7 +19,8 @@ class Measurement:
         how: In what way it computed.
         times: Seconds of every timed step.
         first_step: Seconds from nothing to the end of the first step, compilation included.
-        peak_memory: Most bytes allocated on the device during the timed steps.
+        peak_memory: Most bytes that PyTorch had reserved on the device during the timed steps:
+            what a captured graph holds on to counts, although nobody allocates it any more.
         start_memory: The same during preparation and warm-up.
         note: What a reader must know to compare.
         reason: Why there is no measurement, if there is none.

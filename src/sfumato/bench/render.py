@@ -69,8 +69,8 @@ def _section(one: record.Record, folder: Path) -> tuple[str, list[Path]]:
             drawn.append(path)
             words = "Scaling" if kind else "Views per second"
             parts.append(f"![{words} on {machine}]({IMAGES}/{path.name})")
-    main = [m for m in one.measurements if m.case.suite == "main"]
-    scaled = [m for m in one.measurements if m.case.suite != "main"]
+    main = [m for m in one.measurements if not m.case.scaling]
+    scaled = [m for m in one.measurements if m.case.scaling]
     if found := verdicts(one):
         parts.append(table.verdicts_markdown(found))
     if main:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sfumato.bench.cases import CONTENDERS
+from sfumato.bench.cases import CONTENDERS, PHYSICAL
 from sfumato.bench.measurement import Measurement
 from sfumato.bench.targets import NOT_PRIVATE, Verdict, ratio
 
@@ -51,7 +51,8 @@ def baselines(measurements: Sequence[Measurement]) -> dict[int, Measurement | No
 def cells(m: Measurement, plain: Measurement | None) -> list[str]:
     """The cells of one measurement."""
     c = m.case
-    first = [c.model, str(c.views), str(c.rows), CONTENDERS[m.contender]]
+    at_once = str(c.rows) if c.physical == PHYSICAL else f"{c.rows} x {c.physical}"
+    first = [c.model, str(c.views), at_once, CONTENDERS[m.contender]]
     if m.speed is None:
         return [*first, *[NONE] * 6, m.reason]
     low, high = m.quartiles()

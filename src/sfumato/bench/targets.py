@@ -32,6 +32,9 @@ OVER_JAX = 2.0
 MEMORY = 1.5
 """Peak memory over that of training without privacy at equal physical rows, for K of at least 4."""
 
+LARGE = 16.0
+"""GiB that an update of 4096 examples with 16 views may take, WRN-16-4, in physical batches."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -143,6 +146,12 @@ def _on_cuda(record: Record) -> Iterator[Verdict]:
                 found = ours.peak_memory / plain.peak_memory
             claim = f"{model}, K = {k}: peak memory of not private"
             yield Verdict(claim, MEMORY, found, most=True)
+    for m in record.measurements:
+        c = m.case
+        if c.suite == "large" and m.contender == "sfumato":
+            claim = f"{c.model}, K = {c.views}, B = {c.batch}: peak memory in GiB"
+            found = None if m.peak_memory is None else m.peak_memory / 2**30
+            yield Verdict(claim, LARGE, found, most=True)
 
 
 def _on_cpu(record: Record) -> Iterator[Verdict]:

@@ -184,7 +184,7 @@ def _show(record: Record) -> None:
 def _draw(record: Record, path: Path) -> None:
     from sfumato.bench import picture
 
-    scaled = any(m.case.suite != "main" for m in record.measurements)
+    scaled = any(m.case.scaling for m in record.measurements)
     if not (picture.curves if scaled else picture.bars)(record, path):
         raise UserError("Nothing was measured, so there is nothing to draw.")
 
