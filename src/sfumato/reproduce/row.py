@@ -16,12 +16,12 @@ from sfumato.recipe import Recipe
 Setting = Literal["published", "best"]
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 
-PLD: Mapping[str, Any] = {"privacy.accountant": "pld", "privacy.noise_multiplier": None}
-"""What `best` changes: noise calibrated to the whole budget by the tighter accountant."""
+PLD: dict[str, Any] = {"privacy.accountant": "pld", "privacy.noise_multiplier": None}
+"""What `best` changes at least: noise calibrated to the whole budget by the tighter accountant."""
 
 _NO_MATTER = (
     "training.seed", "training.precision", "training.physical_batch", "training.log_every",
-    "training.checkpoint_every", "training.train_metrics", "start.source",
+    "training.checkpoint_every", "training.snapshots", "training.train_metrics", "start.source",
 )  # fmt: skip
 """Settings that do not tell one result from another."""
 
