@@ -17,6 +17,8 @@ from sfumato.nn import equivariant as eq
 from sfumato.nn import fourier
 from sfumato.nn.groups import FiniteGroup, Irreps, Regular, Trivial, parse_group
 from sfumato.nn.steerable import grid, published_gain, steerable_basis
+from sfumato.privacy import fast_layers
+from sfumato.privacy.layers import Own
 
 FINITE = ["c2", "c4", "c8", "c16", "d2", "d4", "d8", "d16"]
 SO2 = ["so2-1", "so2-2", "so2-3", "so2-5"]
@@ -400,3 +402,38 @@ def test_blur_and_mask(float64):
     assert mask.mask[4, 0] == 1 and mask.mask[0, 0] < 0.1
     assert torch.equal(mask.mask, mask.mask.rot90()) and torch.equal(mask.mask, mask.mask.T)
     assert fourier.DiscMask((8, 12)).mask.shape == (8, 12)
+
+
+@pytest.mark.parametrize("name", ["c2", "c4", "c6", "d4"])
+def test_group_pool_is_the_maximum_and_ties_share(name):
+    field = parse_group(name)
+    n = field.dimension
+    x = torch.randn(2, 3 * n, 4, 4, dtype=torch.float64, requires_grad=True)
+    pooled = eq.GroupMaxPool(field)(x)
+    assert torch.equal(pooled, x.view(2, 3, n, 4, 4).amax(2))
+    same = torch.zeros(1, n, 1, 1, requires_grad=True)
+    eq.GroupMaxPool(field)(same).sum().backward()
+    assert same.grad is not None
+    assert float(same.grad.sum()) == 1 and bool((same.grad > 0).all())
+    if n & (n - 1) == 0:
+        assert bool((same.grad == 1 / n).all())
+
+
+def test_group_pool_keeps_its_gradient_when_compiled_in_bfloat16():
+    # Behind a norm, the compiler computes the entries anew in float32: none equals the maximum.
+    field = parse_group("c4")
+    pool, norm = eq.GroupMaxPool(field), nn.GroupNorm(4, 16, affine=False)
+    own = Own(1, None, None, None, None, cast=False)
+    head = torch.randn(10, 16, dtype=torch.bfloat16)
+
+    def loss(x):
+        y = pool(fast_layers.group_norm(norm, own, F.mish(x)))
+        y = F.adaptive_avg_pool2d(y, 2).flatten(1)
+        return F.linear(y, head).float().logsumexp(1).sum()
+
+    torch._dynamo.reset()
+    x = torch.randn(4, 16, 4, 4, dtype=torch.bfloat16, requires_grad=True)
+    (found,) = torch.autograd.grad(torch.compile(loss, dynamic=False)(x), x)
+    (wanted,) = torch.autograd.grad(loss(x), x)
+    assert torch.isfinite(found).all()
+    assert relative(found.float(), wanted.float()) < 0.1

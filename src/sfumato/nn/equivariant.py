@@ -221,7 +221,11 @@ class Restriction(nn.Module):
 
 
 class GroupMaxPool(nn.Module):
-    """The maximum over the channels of each regular field: invariant under the group."""
+    """The maximum over the channels of each regular field: invariant under the group.
+
+    It is taken of pairs. The derivative of `amax` divides by the number of entries that equal the
+    maximum; a compiler that computes them anew in another precision finds none.
+    """
 
     def __init__(self, representation: Regular) -> None:
         super().__init__()
@@ -231,7 +235,11 @@ class GroupMaxPool(nn.Module):
         """From `fields * order` channels to `fields` channels."""
         if self.dimension == 1:
             return x
-        return torch.unflatten(x, 1, (-1, self.dimension)).amax(2)
+        parts = torch.unflatten(x, 1, (-1, self.dimension)).unbind(2)
+        while len(parts) > 1:
+            odd = parts[len(parts) // 2 * 2 :]
+            parts = (*map(torch.maximum, parts[: len(parts) - len(odd) : 2], parts[1::2]), *odd)
+        return parts[0]
 
     def extra_repr(self) -> str:
         """The order of the group."""
