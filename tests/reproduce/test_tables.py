@@ -11,6 +11,7 @@ import pytest
 from sfumato.errors import UserError
 from sfumato.reproduce import figures, ledger, rows, tables
 from sfumato.reproduce.plots import PLOTS, Plot
+from sfumato.reproduce.row import PLD
 from sfumato.reproduce.rows import PAPERS, every_row, find
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -52,6 +53,20 @@ def test_a_page_says_what_was_reached_missed_and_not_run(tmp_path: Path) -> None
     index = (tmp_path / "docs" / "README.md").read_text(encoding="utf-8")
     assert "| [tiny](tiny.md) | Nobody | 4 | 3 | 1 | 1 | 1 |" in index
     assert (tmp_path / "docs" / "pareto-cifar10.png").stat().st_size > 10_000
+
+
+def test_a_page_names_what_best_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    better = row("hit", 60.0, best=PLD | {"training.batch": 64})
+    made = (paper(better, row("plain", 60.0)),)
+    for module in (rows, tables, figures):
+        monkeypatch.setattr(module, "PAPERS", made)
+    for name in ("hit", "plain"):
+        one = entry(every_row()[f"tiny/{name}"], 0.7, setting="best")
+        ledger.append(tmp_path / "results", one)
+    tables.render(tmp_path / "results", tmp_path / "docs")
+    page = (tmp_path / "docs" / "tiny.md").read_text(encoding="utf-8")
+    assert "- *best* of hit: noise by PLD, and `training.batch = 64`.\n" in page
+    assert page.count("*best* of") == 1
 
 
 @pytest.mark.usefixtures("tiny_paper")

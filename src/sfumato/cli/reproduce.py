@@ -31,7 +31,7 @@ def reproduce(
     seeds: int = typer.Option(3, min=1, help="Runs per row, with seeds 0, 1, 2 and so on."),
     setting: str = typer.Option(
         None,
-        help="published: noise as in the paper; best: calibrated to the whole budget by PLD; both. "
+        help="published: noise as in the paper; best: calibrated to the whole budget by PLD, and our improvements; both. "
         "Each row's usual one if not given.",
     ),
     budget_minutes: float = typer.Option(

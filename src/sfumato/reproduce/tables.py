@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from sfumato.data.catalogue import CATALOGUE
 from sfumato.recipe import Recipe
 from sfumato.reproduce import ledger
 from sfumato.reproduce.ledger import Entry
-from sfumato.reproduce.row import Paper, Row, Setting
+from sfumato.reproduce.row import PLD, Paper, Row, Setting
 from sfumato.reproduce.rows import PAPERS
 from sfumato.training.files import write_whole
 
@@ -141,6 +142,7 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
         for row in rows:
             lines += _lines(row, own)
         notes = [f"- {row.name}: {row.note}." for row in rows if row.note]
+        notes += _improvements(rows, own)
         lines += ["", *notes, *([""] if notes else [])]
         for picture in pictures:
             if picture.source == source:
@@ -153,6 +155,20 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
             f"Left out: {stale} results, of recipes that have changed since or of runs made again."
         )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
+    """What `best` changes besides the accountant, in rows that were run so."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        more = {key: value for key, value in row.best.items() if key not in PLD}
+        if more and "best" in row.settings[1:] and ledger.of_row(entries, row, "best"):
+            words = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in more.items())
+            found.setdefault(words, []).append(row.name)
+    return [
+        f"- *best* of {', '.join(names)}: noise by PLD, and {words}."
+        for words, names in found.items()
+    ]
 
 
 def _whole(recipe: Recipe) -> float:
