@@ -21,7 +21,7 @@ from torch import Tensor
 from sfumato.privacy.keeping import Slot
 from sfumato.privacy.paths import tapped
 from sfumato.privacy.planning import Way
-from sfumato.privacy.replay import Replayed
+from sfumato.privacy.replay import Pool, Replayed
 from sfumato.privacy.taps import NotCompiled, Taps
 
 if TYPE_CHECKING:
@@ -94,8 +94,9 @@ class Compiled:
         self._forward = torch.compile(self._losses, dynamic=False, fullgraph=True)
         self._norms = torch.compile(self._squared, dynamic=False, fullgraph=True)
         self._sums = torch.compile(self._summed, dynamic=False, fullgraph=True)
+        self._pool = Pool()
         self._copy = Replayed(self._copied, aside=True)
-        self._pass = Replayed(self._run)
+        self._pass = Replayed(self._run, pool=self._pool)
         self._sum: dict[int, Replayed] = {}
         self._found: Found = [], []
         self._batch = 0
@@ -138,7 +139,9 @@ class Compiled:
             raise RuntimeError("the gradients of this batch are gone: another one has been run")
         columns = weights.shape[1]
         if columns not in self._sum:
-            self._sum[columns] = Replayed(lambda w: tuple(self._sums(*self._found, w)))
+            self._sum[columns] = Replayed(
+                lambda w: tuple(self._sums(*self._found, w)), pool=self._pool
+            )
         return list(self._sum[columns](weights))
 
     def _run(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 WARM_UP = 2
 """Calls that run as they are: they compile, and let libraries choose their algorithms."""
+
+SETTLED = 2 * (WARM_UP + 1)
+"""Calls after which a function and one that follows it are both replayed."""
+
+
+class Pool:
+    """The memory of captured graphs; it is made when the first one asks for it."""
+
+    @cached_property
+    def handle(self) -> Any:
+        """As PyTorch knows it."""
+        return torch.cuda.graph_pool_handle()
 
 
 class Replayed:
@@ -20,13 +34,22 @@ class Replayed:
     Args:
         function: From tensors to a tuple of tensors.
         aside: Whether arguments say where to run only, and are not read.
+        pool: Memory that graphs share, which are replayed in the order of their capture, one after
+            the other. What they return lasts until the first of them is replayed again.
 
     Attributes:
         refused: Why the function could not be captured and runs as it is, or None.
     """
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], *, aside: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        *,
+        aside: bool = False,
+        pool: Pool | None = None,
+    ) -> None:
         self._function, self._aside = function, aside
+        self._pool = pool or Pool()
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
@@ -63,7 +86,7 @@ class Replayed:
             torch.cuda.current_stream().wait_stream(aside)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self._pool.handle):
                 self._outputs = self._function(*self._inputs)
         except torch.OutOfMemoryError:
             raise
