@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 
 from sfumato import version
-from sfumato.version import UNKNOWN, commit
+from sfumato.machine import processor
+from sfumato.version import commit
 
 
 def versions() -> dict[str, str]:
@@ -25,18 +25,8 @@ def hardware(device: str = "auto") -> str:
     if chosen.type == "cuda":
         return str(torch.cuda.get_device_name(chosen))
     if chosen.type == "mps":
-        return f"{platform.processor() or platform.machine()} (MPS)"
-    return f"{_processor()}, {torch.get_num_threads()} threads"
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or UNKNOWN
+        return f"{processor()} (MPS)"
+    return f"{processor()}, {torch.get_num_threads()} threads"
 
 
 __all__ = ["commit", "hardware", "versions"]
