@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 UNKNOWN = "unknown"
+COMMIT = "SFUMATO_COMMIT"
+"""The environment variable that names the commit of sources whose history did not come along."""
 
 
 def of(package: str = "sfumato") -> str:
@@ -18,7 +22,13 @@ def of(package: str = "sfumato") -> str:
 
 
 def commit() -> str:
-    """The commit of the checkout that the package lies in, with `+` if the package was changed."""
+    """The commit of the checkout that the package lies in, with `+` if the package was changed.
+
+    `SFUMATO_COMMIT` comes first, if it is 7 to 40 hexadecimal digits with or without a `+`.
+    """
+    given = os.environ.get(COMMIT, "")
+    if re.fullmatch(r"[0-9a-fA-F]{7,40}\+?", given):
+        return given
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:

@@ -5,46 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench_fakes import TINY
+from bench_fakes import CPU, CUDA, TINY, ignore, tick
 
 from sfumato.bench import measure as module
 from sfumato.bench.cases import Case
 from sfumato.bench.feed import Contender, Unsupported
-from sfumato.bench.measure import Method, measure, reason_of
+from sfumato.bench.measure import Method, measure, not_begun, reason_of, settled
 from sfumato.bench.measurement import Measurement
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
-
-def ignore(_: object) -> None:
-    pass
-
-
-class FakeEvent:
-    """A CUDA event on a clock that a step moves by ten milliseconds."""
-
-    now = 0.0
-
-    def __init__(self, **_: object) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        self.at = FakeEvent.now
-
-    def elapsed_time(self, other: FakeEvent) -> float:
-        return other.at - self.at
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda *_: 3 << 30)
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-
-
-def tick() -> None:
-    FakeEvent.now += 10.0
 
 
 def test_contenders_take_turns() -> None:
@@ -107,6 +74,7 @@ def test_nothing_begins_when_the_time_is_up(device: torch.device, cuda: None) ->
     method = Method(device, 3, 1, deadline=time.monotonic() - 1)
     [found] = measure(TINY, ["sfumato"], method, done=ignore, prepare=prepare)
     assert found.reason == "not begun: the time was up"
+    assert not_begun(found) and not settled(found)
 
 
 def test_on_cuda_events_time_the_steps(cuda: None) -> None:
@@ -142,6 +110,17 @@ def test_on_cuda_out_of_memory_to_the_end_is_the_reason(cuda: None) -> None:
 
     [found] = measure(TINY, ["opacus"], Method(CUDA, 3, 1), done=ignore, prepare=prepare)
     assert (found.times, found.reason) == ([], "out of memory")
+
+
+def test_on_cuda_time_that_is_up_before_smaller_batches_is_said(cuda: None) -> None:
+    def prepare(name: str, case: Case, device: torch.device) -> Contender:
+        time.sleep(0.02)
+        raise torch.OutOfMemoryError("no")
+
+    method = Method(CUDA, 3, 1, deadline=time.monotonic() + 0.01)
+    [found] = measure(TINY, ["opacus"], method, done=ignore, prepare=prepare)
+    assert found.reason == "out of memory; fewer rows at once not begun: the time was up"
+    assert not_begun(found)
 
 
 def test_peers_get_fast_settings_and_sfumato_its_own(cuda: None) -> None:

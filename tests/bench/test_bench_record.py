@@ -58,8 +58,19 @@ def test_what_is_not_installed_is_unknown(monkeypatch: pytest.MonkeyPatch) -> No
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr("sfumato.version.version", version)
     assert versions()["opacus"] == "unknown"
+
+
+def test_a_measurement_takes_the_place_of_the_earlier_one() -> None:
+    later = Case(model="papernot-1", rows=8, views=2, examples=64)
+    record = Record({}, {}, {"cases": [TINY.to_dict(), later.to_dict()]})
+    record.add(measured("sfumato", TINY, 1.0))
+    record.add(measured("sfumato", later, 2.0), measured("not-private", later, 3.0))
+    record.add(measured("vmap", TINY, 4.0))
+    record.add(measured("sfumato", TINY, 5.0))
+    found = [(m.case.views, m.contender, round(m.speed or 0)) for m in record.measurements]
+    assert found == [(1, "sfumato", 5), (1, "vmap", 4), (2, "not-private", 3), (2, "sfumato", 2)]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 9}', '{"version": 1, "x": 2}'])

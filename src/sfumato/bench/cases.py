@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -98,6 +99,11 @@ class Case:
     def title(self) -> str:
         """A few words for people."""
         return f"{self.model}, K = {self.views}, {self.rows:,} rows, {self.precision}"
+
+    @property
+    def key(self) -> str:
+        """The same for equal cases, also for one that was read back from a record."""
+        return json.dumps(self.to_dict(), sort_keys=True)
 
     def split(self, parts: int) -> Case:
         """The same update in `parts` times as many physical batches."""

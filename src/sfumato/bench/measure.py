@@ -24,6 +24,7 @@ from sfumato.bench.measurement import Measurement
 
 Prepare = Callable[[str, Case, torch.device], Contender]
 
+NOT_BEGUN = "not begun: the time was up"
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _LONGEST = 6.0
 """Seconds that the timed steps of one contender should take on CUDA; and half of them its warm-up.
@@ -55,6 +56,21 @@ class Method:
         return time.monotonic() >= self.deadline
 
 
+def takes_turns(device: torch.device) -> bool:
+    """Whether contenders take turns there, so that a case is measured as a whole or not at all."""
+    return device.type != "cuda"
+
+
+def settled(measurement: Measurement) -> bool:
+    """Whether there is nothing to be gained by trying again."""
+    return bool(measurement.times) or measurement.unsupported
+
+
+def not_begun(measurement: Measurement) -> bool:
+    """Whether it is missing, or was given up, because the time was up."""
+    return measurement.reason.endswith(NOT_BEGUN)
+
+
 def measure(
     case: Case,
     names: Sequence[str],
@@ -74,7 +90,7 @@ def measure(
         tell: Called with what is going on, for whoever waits.
         prepare: Makes a contender ready.
     """
-    if method.device.type != "cuda":
+    if takes_turns(method.device):
         return _in_turns(case, names, method, done, tell, prepare)
     found = []
     for name in names:
@@ -90,7 +106,8 @@ def _alone(name: str, case: Case, method: Method, prepare: Prepare) -> Measureme
     result = Measurement(name, case)
     for parts in _SPLITS:
         if method.late:
-            result.reason = result.reason or "not begun: the time was up"
+            words = f"{result.reason}; fewer rows at once {NOT_BEGUN}"
+            result.reason = words if result.reason else NOT_BEGUN
             break
         if case.at_once % parts:
             break
@@ -182,7 +199,7 @@ def _in_turns(
     try:
         for name, result in results.items():
             if method.late:
-                result.reason = "not begun: the time was up"
+                result.reason = NOT_BEGUN
                 continue
             tell(f"  preparing {CONTENDERS[name]} ...")
             try:

@@ -8,18 +8,26 @@ import platform
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sfumato.bench.cases import ORDER, Case
 from sfumato.bench.measurement import Measurement
 from sfumato.errors import UserError
+from sfumato.machine import processor
 from sfumato.training.files import write_whole
-from sfumato.version import commit
+from sfumato.version import UNKNOWN, commit, of
 
 VERSION = 1
 PACKAGES = ("sfumato", "torch", "triton", "opacus", "jax", "jax_privacy")
-UNKNOWN = "unknown"
+OPTIONS = {
+    "model": "--models",
+    "views": "--views",
+    "rows": "--rows",
+    "precision": "--precision",
+    "physical": "--physical",
+}
+"""What a case has of the command line."""
 
 
 @dataclass
@@ -53,23 +61,67 @@ class Record:
     @classmethod
     def begin(cls, device: str, settings: dict[str, Any], *, path: Path | None = None) -> Record:
         """Start a record; with a path, the file is made at once and must be new."""
-        if path is not None:
-            reserve(path)
         record = cls(
             hardware=hardware(device),
             versions=versions(),
             settings=settings,
             command=" ".join(["sfumato", *sys.argv[1:]]),
             commit=commit(),
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            path=path,
+            date=now(),
         )
-        record.save()
+        if path is not None:
+            reserve(path)
+            record.path = path
+            record.save()
         return record
 
-    def add(self, measurement: Measurement) -> None:
-        """Keep a measurement, on the disk too."""
-        self.measurements.append(measurement)
+    @classmethod
+    def resume(cls, device: str, settings: dict[str, Any], *, path: Path) -> Record:
+        """Read a record to go on with it; what is asked for, and where, must be as it was."""
+        record = read(path)
+        there, here = record.conditions(), cls.begin(device, settings).conditions()
+        for what in there | here:
+            before, after = there.get(what), here.get(what)
+            if json.dumps(before) == json.dumps(after):
+                continue
+            words = f"{what} {_shown(before)}, not {_shown(after)}"
+            if what == "cases":
+                words = "other cases"
+            raise UserError(f"{path} was begun with {words}: choose another --out.")
+        return record
+
+    def conditions(self) -> dict[str, Any]:
+        """What must be the same throughout a record, by the names that a user knows."""
+        h, s = self.hardware, self.settings
+        machine = {"GPU": "gpu"} if self.cuda else {"CPU": "cpu", "threads": "threads"}
+        cases = s.get("cases", [])
+        return {
+            "device": h.get("device"),
+            **{said: h.get(part) for said, part in machine.items()},
+            "commit": self.commit,
+            **self.versions,
+            **{o: list(dict.fromkeys(c.get(part) for c in cases)) for part, o in OPTIONS.items()},
+            **{f"--{name}": s.get(name) for name in ("against", "steps", "warmup", "cold")},
+            "seconds of steps": s.get("seconds"),
+            "cases": cases,
+        }
+
+    def find(self, case: Case, contender: str) -> Measurement | None:
+        """What is known of a contender in a case."""
+        wanted = case.key, contender
+        return next((m for m in self.measurements if _key(m) == wanted), None)
+
+    def add(self, *measurements: Measurement) -> None:
+        """Keep measurements, on the disk too, in place of earlier ones and in the cases' order."""
+        new = {_key(m) for m in measurements}
+        earlier = [m for m in self.measurements if _key(m) not in new]
+        order = [Case(**case).key for case in self.settings.get("cases", [])]
+
+        def place(m: Measurement) -> tuple[int, int]:
+            known = m.case.key in order
+            return (order.index(m.case.key), ORDER.index(m.contender)) if known else (len(order), 0)
+
+        self.measurements = sorted([*earlier, *measurements], key=place)
         self.save()
 
     def save(self) -> None:
@@ -118,9 +170,22 @@ def reserve(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("xb").close()
     except FileExistsError:
-        raise UserError(f"{path} already exists and is not overwritten: choose another.") from None
+        raise UserError(taken(path)) from None
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def taken(path: Path) -> str:
+    """Why a file that exists is not written to, and what can be done."""
+    try:
+        way = (
+            "choose another"
+            if read(path).finished
+            else "go on with it by --resume, or choose another"
+        )
+    except UserError:
+        way = "choose another"
+    return f"{path} already exists and is not overwritten: {way}."
 
 
 def read(path: Path) -> Record:
@@ -144,7 +209,7 @@ def hardware(device: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "device": device,
-        "cpu": cpu_name(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -160,23 +225,23 @@ def hardware(device: str) -> dict[str, Any]:
     return found
 
 
-def cpu_name() -> str:
-    """The processor's name, as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or UNKNOWN
-
-
 def versions() -> dict[str, str]:
     """Versions of what was measured; `unknown` for what is not installed as a package."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = UNKNOWN
-    return found
+    return {"python": platform.python_version()} | {name: of(name) for name in PACKAGES}
+
+
+def now() -> str:
+    """The time, as records have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _key(measurement: Measurement) -> tuple[str, str]:
+    return measurement.case.key, measurement.contender
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(part) for part in value) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return UNKNOWN if value is None else str(value)

@@ -12,9 +12,16 @@ import torch._inductor.config
 from sfumato.bench import profiling, table
 from sfumato.bench.cases import ORDER, Case
 from sfumato.bench.contenders import prepare
-from sfumato.bench.measure import Method, Prepare, measure
+from sfumato.bench.measure import (
+    Method,
+    Prepare,
+    measure,
+    not_begun,
+    settled,
+    takes_turns,
+)
 from sfumato.bench.measurement import Measurement
-from sfumato.bench.record import Record
+from sfumato.bench.record import Record, now
 
 Say = Callable[[str], None]
 
@@ -29,10 +36,11 @@ def run(
     seconds: float = 0.0,
     minutes: float | None = None,
     out: Path | None = None,
+    resume: bool = False,
     say: Say = print,
     prepare: Prepare = prepare,
 ) -> Record:
-    """Measure every case; the record is on the disk after each row.
+    """Measure every case once; the record is on the disk after each row.
 
     Args:
         cases: What to do.
@@ -42,38 +50,91 @@ def run(
         warmup: Steps before these.
         seconds: See `Method`.
         minutes: After these nothing new is begun.
-        out: A new JSON file for the record.
+        out: A JSON file for the record; a new one, unless `resume`.
+        resume: Go on with `out` if it is there: whoever has no times in it and is not unsupported
+            is tried again, where contenders take turns with all others of the case.
         say: Told each row.
         prepare: Makes a contender ready.
     """
+    cases = list({case.key: case for case in cases}.values())
+    names = [name for name in ORDER if name == "sfumato" or name in against]
     settings = {
-        "against": list(against),
+        "against": [name for name in names if name != "sfumato"],
         "steps": steps,
         "warmup": warmup,
         "seconds": seconds,
         "minutes": minutes,
         "cold": bool(torch._inductor.config.force_disable_caches),
-        "interleaved": device.type != "cuda",
+        "interleaved": takes_turns(device),
+        "cases": [case.to_dict() for case in cases],
     }
-    record = Record.begin(device.type, settings, path=out)
+    if resume and out is not None and out.exists():
+        record = Record.resume(device.type, settings, path=out)
+        plan = _plan(record, cases, names, device)
+        if record.finished and not plan:
+            say(f"{out}: everything is measured already.")
+            return record
+        record.settings.setdefault("resumed", []).append(now())
+        record.save()
+        say(f"Going on with {out}, begun {record.date}.")
+    else:
+        record = Record.begin(device.type, settings, path=out)
+        plan = _plan(record, cases, names, device)
     deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     method = Method(device, steps, warmup, seconds, deadline)
-    seen: list[Measurement] = []
-
-    def done(m: Measurement) -> None:
-        seen.append(m)
-        record.add(m)
-        say(table.line(m, table.baselines(seen)[id(m)]))
-
-    names = [name for name in ORDER if name == "sfumato" or name in against]
-    for case in cases:
-        seen.clear()
+    for case, who in plan:
         say(f"{case.title}: {case.physical} physical batches a step")
-        who = ["sfumato"] if case.suite == "large" else names
-        measure(case, who, method, done=done, tell=say, prepare=prepare)
-    record.finished = True
+        _measure(record, case, who, method, say, prepare)
+    record.finished = not any(not_begun(m) for m in record.measurements)
     record.save()
     return record
+
+
+def _plan(
+    record: Record, cases: Sequence[Case], names: Sequence[str], device: torch.device
+) -> list[tuple[Case, list[str]]]:
+    """Whom to measure in which case, given what the record has."""
+    plan = []
+    for case in cases:
+        who = ["sfumato"] if case.suite == "large" else list(names)
+        known = {name: record.find(case, name) for name in who}
+        left = [name for name, m in known.items() if m is None or not settled(m)]
+        if left:
+            plan.append((case, who if takes_turns(device) else left))
+    return plan
+
+
+def _measure(
+    record: Record, case: Case, names: Sequence[str], method: Method, say: Say, prepare: Prepare
+) -> None:
+    """Measure one case into the record: row by row, or all at once where contenders take turns."""
+    turns = takes_turns(method.device)
+    found: list[Measurement] = []
+
+    def done(m: Measurement) -> None:
+        found.append(m)
+        if not turns:
+            _keep(record, [m])
+        beside = found if turns else [*record.measurements, m]
+        say(table.line(m, table.baselines(beside)[id(m)]))
+
+    measure(case, names, method, done=done, tell=say, prepare=prepare)
+    if turns and not _keep(record, found):
+        say("  more had been measured before, which is kept")
+
+
+def _keep(record: Record, found: list[Measurement]) -> bool:
+    """Add to the record, unless what it has of the same is worth more."""
+    known = [record.find(m.case, m.contender) for m in found]
+    better = _worth(found) >= _worth([m for m in known if m is not None])
+    if better:
+        record.add(*found)
+    return better
+
+
+def _worth(found: Sequence[Measurement]) -> tuple[int, int]:
+    """How many are settled, and how many were begun at all."""
+    return sum(settled(m) for m in found), sum(not not_begun(m) for m in found)
 
 
 def profile(

@@ -35,6 +35,9 @@ def bench(
     ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
     out: Path = typer.Option(None, help="Keep the record in this new JSON file, row by row."),
+    resume: bool = typer.Option(
+        False, "--resume", help="Go on with the record in --out, if it was cut short."
+    ),
     picture: Path = typer.Option(None, help="Draw the record into this new PNG file."),
     minutes: float = typer.Option(None, min=0, help="Begin nothing new after so many minutes."),
     cold: bool = typer.Option(
@@ -62,7 +65,7 @@ def bench(
         for path in write(Path()):
             typer.echo(path)
         return
-    _check_new(out, picture)
+    _check_files(out, picture, resume=resume)
 
     from sfumato.bench import cases as known
     from sfumato.training import devices
@@ -72,6 +75,8 @@ def bench(
     dtype = precision or devices.precision("auto", where)
     ks, sizes = _numbers("--views", views), _numbers("--rows", rows)
     if profile is not None:
+        if resume:
+            raise UserError("--profile has nothing to resume: leave --resume out.")
         size = sizes[0] if sizes else (2048 if kind == "cuda" else 64)
         k = ks[0] if ks else 1
         [case] = known.choose(
@@ -109,6 +114,7 @@ def bench(
         warmup=warmup or (3 if kind == "cuda" else 1),
         minutes=minutes,
         out=out,
+        resume=resume,
         picture=picture,
     )
 
@@ -123,12 +129,17 @@ def _numbers(option: str, text: str | None) -> list[int]:
     return found
 
 
-def _check_new(out: Path | None, picture: Path | None) -> None:
+def _check_files(out: Path | None, picture: Path | None, *, resume: bool) -> None:
+    """Refuse wrong names, and files that exist unless a record is gone on with."""
+    if resume and out is None:
+        raise UserError("--resume needs --out FILE.json, the record to go on with.")
     for option, path, suffix in (("--out", out, ".json"), ("--picture", picture, ".png")):
         if path is not None and path.suffix.lower() != suffix:
             raise UserError(f"{option} {path}: the name must end in {suffix}.")
-        if path is not None and path.exists():
-            raise UserError(f"{option} {path}: it already exists and is not overwritten.")
+        if path is not None and path.exists() and not resume:
+            from sfumato.bench.record import taken
+
+            raise UserError(f"{option} {taken(path)}")
 
 
 def _measure(
@@ -141,27 +152,42 @@ def _measure(
     warmup: int,
     minutes: float | None,
     out: Path | None,
+    resume: bool,
     picture: Path | None,
 ) -> None:
     from sfumato.bench.run import run
 
-    record = run(
-        wanted,
-        beside,
-        device=where,
-        steps=steps,
-        seconds=seconds,
-        warmup=warmup,
-        minutes=minutes,
-        out=out,
-        say=lambda text: print(text, flush=True),
-    )
+    try:
+        record = run(
+            wanted,
+            beside,
+            device=where,
+            steps=steps,
+            seconds=seconds,
+            warmup=warmup,
+            minutes=minutes,
+            out=out,
+            resume=resume,
+            say=lambda text: print(text, flush=True),
+        )
+    except KeyboardInterrupt:
+        _say_cut(out)
+        raise
     _show(record)
-    if picture is not None:
+    if picture is not None and resume and picture.exists():
+        typer.echo(f"picture: {picture} was there already and is kept")
+    elif picture is not None and (record.finished or not resume):
         _draw(record, picture)
         typer.echo(f"picture: {picture}")
     if out is not None:
         typer.echo(f"record: {out}")
+    if not record.finished:
+        _say_cut(out)
+
+
+def _say_cut(out: Path | None) -> None:
+    if out is not None:
+        typer.echo(f"What was measured is in {out}. Go on by the same command with --resume.")
 
 
 def _show(record: Record) -> None:
