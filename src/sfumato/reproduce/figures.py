@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from sfumato.report import style
+from sfumato.pictures import style
 from sfumato.reproduce import ledger
 from sfumato.reproduce.ledger import Entry
 from sfumato.reproduce.literature import CIFAR10

@@ -62,7 +62,7 @@ def harvest(
         minutes=round(final["seconds"] / 60, 3),
         views_per_second=round(statistics.median(speeds), 1) if speeds else 0.0,
         parameters=sum(p.numel() for p in classifier.network.parameters()),
-        measures=measures.measure(row.measures, folder, recipe, root),
+        measures=measures.measure(row.measures, folder, root=root, device=device),
         curve=curve(records),
         hardware=environment.hardware(device),
         versions=environment.versions(),

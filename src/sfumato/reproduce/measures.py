@@ -1,58 +1,106 @@
-"""What a row wants to know of a finished model, besides its accuracy."""
+"""What a row wants to know of a finished model, besides its accuracy; all of it on test images."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from sfumato.errors import UserError, nearest
 
-from sfumato.errors import UserError
-from sfumato.recipe import Recipe
-from sfumato.training.classifier import Classifier, load
+if TYPE_CHECKING:
+    from sfumato.analysis import OpenRun
 
 _IMAGES = 2000
 """Test images are enough in this number for a mean to two digits."""
 
+_CURVED = 512
+"""Those whose loss is differentiated twice."""
+
+_NEAR_ZERO = 1e-3
+"""The size up to which a parameter counts as near zero; Hölzl et al. (2023) do not state theirs."""
+
 
 def measure(
-    names: tuple[str, ...], folder: Path, recipe: Recipe, root: Path | None
+    names: tuple[str, ...], folder: Path, *, root: Path | None, device: str
 ) -> dict[str, float]:
-    """The measures with these names, of the weights in a run folder."""
+    """The measures with these names, of the weights in a run folder.
+
+    Args:
+        names: Some of `MEASURES`, each of which gives one number or several.
+        folder: The finished run.
+        root: Where to look for data sets first.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+    """
+    for name in names:
+        if name not in MEASURES:
+            raise UserError(
+                f"There is no measure '{name}'.{nearest(name, MEASURES)} "
+                f"Known: {', '.join(MEASURES)}."
+            )
     if not names:
         return {}
-    from sfumato import data
+    from sfumato.analysis import open_run
+    from sfumato.training.devices import pick_device
 
-    unknown = [name for name in names if name not in _MEASURES]
-    if unknown:
-        raise UserError(f"There is no measure '{unknown[0]}': choose {', '.join(_MEASURES)}.")
-    d = recipe.data
-    test = data.load(d.name, root=root, size=d.size, channels=d.channels).test
-    images = torch.from_numpy(test.images[:_IMAGES].copy())
-    classifier = load(folder)
-    return {name: _MEASURES[name](classifier, images) for name in names}
+    run = open_run(folder, root=root, device=pick_device(device))
+    return {key: number for name in names for key, number in MEASURES[name](run).items()}
 
 
-@torch.no_grad()
-def activation_norm(classifier: Classifier, images: Tensor) -> float:
-    """Mean L2 norm of the first convolution's activations (Papernot et al. 2019, figure 3)."""
-    layers = dict(classifier.network.named_children())
-    if "activation1" not in layers:
-        raise UserError("The measure 'activation-norm' is for networks with a layer 'activation1'.")
-    total, count = 0.0, 0
+def activation_norm(run: OpenRun) -> dict[str, float]:
+    """Mean l2 norm of the first layer's activations (Papernot et al., 2019, figure 3)."""
+    from sfumato.analysis.activations import activations_of, first_activation
 
-    def note(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-        nonlocal total, count
-        total += float(output.flatten(1).norm(dim=1).sum())
-        count += len(output)
-
-    hook = layers["activation1"].register_forward_hook(note)
-    try:
-        classifier.predict(images)
-    finally:
-        hook.remove()
-    return total / count
+    x, _ = run.images(run.dataset.test, _IMAGES)
+    first = first_activation(activations_of(run.network, x, bins=1))
+    return {} if first is None else {"activation-norm": first.norm}
 
 
-_MEASURES: dict[str, Callable[[Classifier, Tensor], float]] = {"activation-norm": activation_norm}
+def residuals(run: OpenRun) -> dict[str, float]:
+    """Mean and deviation of V_A before and after ScaleNorm, means over the residual blocks."""
+    from sfumato.analysis import activations_of
+
+    x, _ = run.images(run.dataset.test, _IMAGES)
+    blocks = activations_of(run.network, x, bins=1).residuals.values()
+    found: dict[str, float] = {}
+    for path in ("V_A", "V_A^S"):
+        if own := [paths[path] for paths in blocks if path in paths]:
+            found[f"{path} mean"] = statistics.fmean(d.mean for d in own)
+            found[f"{path} std"] = statistics.fmean(d.std for d in own)
+    return found
+
+
+def curvature(run: OpenRun) -> dict[str, float]:
+    """Trace and largest eigenvalue of the loss's Hessian (Klause et al., 2022, section 3.1)."""
+    from sfumato.analysis import Hessian, top_eigenvalues, trace_of
+
+    hessian = Hessian(run.network, *run.images(run.dataset.test, _CURVED))
+    values, _ = top_eigenvalues(hessian, count=1)
+    return {"Hessian trace": trace_of(hessian).value, "largest eigenvalue": float(values[0])}
+
+
+def calibration(run: OpenRun) -> dict[str, float]:
+    """Brier score (0 to 2) and expected calibration error (Hölzl et al., 2023, section 4.3)."""
+    from sfumato.analysis import scores, softmax
+    from sfumato.analysis.overview import logits
+
+    test = run.dataset.test
+    found = scores(softmax(logits(run, test)), test.labels)
+    return {"Brier score": found.brier, "ECE": found.ece}
+
+
+def sparsity(run: OpenRun) -> dict[str, float]:
+    """The share of parameters near zero (Hölzl et al., 2023, figure 3)."""
+    from sfumato.analysis import l0_eps
+
+    return {"near-zero parameters": l0_eps(run.network.parameters(), eps=_NEAR_ZERO)}
+
+
+MEASURES: dict[str, Callable[[OpenRun], dict[str, float]]] = {
+    "activation-norm": activation_norm,
+    "residuals": residuals,
+    "curvature": curvature,
+    "calibration": calibration,
+    "sparsity": sparsity,
+}

@@ -141,6 +141,7 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
         lines += ["| " + " | ".join(_HEADER) + " |", "|---|---:|---|---:|---:|---|---|---|---:|"]
         for row in rows:
             lines += _lines(row, own)
+        lines += _inside(rows, own)
         notes = [f"- {row.name}: {row.note}." for row in rows if row.note]
         notes += _improvements(rows, own)
         lines += ["", *notes, *([""] if notes else [])]
@@ -155,6 +156,30 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
             f"Left out: {stale} results, of recipes that have changed since or of runs made again."
         )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _inside(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
+    """A table of what else was measured, the median over seeds; nothing if nothing was."""
+    found: list[tuple[str, dict[str, float]]] = []
+    for row in rows:
+        for setting in row.settings:
+            runs = [e for e in ledger.of_row(entries, row, setting) if e.measures]
+            if runs:
+                keys = dict.fromkeys(key for e in runs for key in e.measures)
+                middle = {
+                    key: statistics.median(e.measures[key] for e in runs if key in e.measures)
+                    for key in keys
+                }
+                found.append((f"{row.name}, {WORDS[setting]}", middle))
+    columns = list(dict.fromkeys(key for _, middle in found for key in middle))
+    if not columns:
+        return []
+    lines = ["", "| median over seeds | " + " | ".join(columns) + " |"]
+    lines.append("|---|" + "---:|" * len(columns))
+    for name, middle in found:
+        cells = [f"{middle[key]:.4g}" if key in middle else "" for key in columns]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
