@@ -7,14 +7,13 @@ products are taken in the inputs' precision and accumulated in float32. See
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sfumato.kernels.definitions import Geometry, padded
+from sfumato.kernels.warming import launch
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -210,8 +209,8 @@ def conv_gradients(
         direction = torch.nn.functional.pad(direction, (0, x.shape[1] - channels)).contiguous()
     statistics = x.new_empty((examples, across, count, out), dtype=torch.float32)
     blocks = triton.cdiv(out, chosen["BO"]) * across
-    launch: Any = _gradients[(triton.cdiv(examples, share), blocks)]
     launch(
+        _gradients, (triton.cdiv(examples, share), blocks),
         x, d, x if direction is None else direction, grads, statistics, examples,
         keep, count, share, *settings, **chosen,
     )  # fmt: skip
@@ -235,8 +234,10 @@ def weighted_sum(
     share = triton.cdiv(examples, parts)
     parts = triton.cdiv(examples, share)
     sums = x.new_empty((parts, out, *at.kernel, x.shape[1]), dtype=torch.float32)
-    launch: Any = _weighted[(blocks, parts)]
-    launch(x, d, weights.float().contiguous(), sums, examples, share, *settings, **chosen)
+    launch(
+        _weighted, (blocks, parts),
+        x, d, weights.float().contiguous(), sums, examples, share, *settings, **chosen,
+    )  # fmt: skip
     return sums[..., :channels].sum(0)
 
 

@@ -6,14 +6,13 @@ patches and those of its output gradients stay in registers, and one number is w
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sfumato.kernels.definitions import GHOST_LONGEST, ROUNDING, Geometry
+from sfumato.kernels.warming import launch
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -87,8 +86,8 @@ def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Te
     norms = x.new_empty(examples, dtype=torch.float32)
     block = 16 if length <= 16 else 32 if length <= 32 else 64
     across = 32 if max(channels, filters) <= 32 else 64
-    launch: Any = _ghost[(examples,)]
     launch(
+        _ghost, (examples,),
         x, d, x if scales is None else scales.float().contiguous(), norms, ROUNDING,
         scales is not None, height, width, channels, width_out, filters,
         height_out * width_out, at.views, *at.stride, *at.padding, *at.dilation, *at.kernel,

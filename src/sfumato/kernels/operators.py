@@ -1,7 +1,8 @@
 """The operators `torch.ops.sfumato.*`: Triton on CUDA devices, the definitions elsewhere.
 
-They have fake implementations, so `torch.compile` keeps one graph around them. They are made for
-the backward pass and have no derivative of their own.
+They have fake implementations, so `torch.compile` keeps one graph around them, and what it traces
+for a CUDA device is compiled meanwhile. They are made for the backward pass and have no derivative
+of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import Geometry, padded
+from sfumato.kernels.warming import compile_ahead
 
 _EXACT = (torch.Tag.needs_exact_strides,)
 
@@ -44,6 +46,7 @@ def conv_gradients(
 def _(
     x: Tensor, d: Tensor, direction: Tensor | None, geometry: list[int], views: int, keep: bool
 ) -> tuple[Tensor, Tensor]:
+    compile_ahead(_gradients_on_cuda, x.device, x, d, direction, geometry, views, keep)
     examples, out = x.shape[0] // views, d.shape[1]
     wide = torch.promote_types(x.dtype, torch.float32)
     grads = x.new_empty(0)
@@ -61,6 +64,7 @@ def weighted_sum(x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], vie
 
 @weighted_sum.register_fake
 def _(x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], views: int) -> Tensor:
+    compile_ahead(_sum_on_cuda, x.device, x, d, weights, geometry, views)
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty((d.shape[1], geometry[0], geometry[1], x.shape[1]), dtype=wide)
 
@@ -76,6 +80,7 @@ def ghost_norms(
 
 @ghost_norms.register_fake
 def _(x: Tensor, d: Tensor, scales: Tensor | None, geometry: list[int], views: int) -> Tensor:
+    compile_ahead(_ghost_on_cuda, x.device, x, d, scales, geometry, views)
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty((x.shape[0] // views,), dtype=wide)
 
@@ -91,7 +96,7 @@ def _count(direction: Tensor | None) -> int:
 
 
 @conv_gradients.register_kernel("cuda")
-def _(
+def _gradients_on_cuda(
     x: Tensor, d: Tensor, direction: Tensor | None, geometry: list[int], views: int, keep: bool
 ) -> tuple[Tensor, Tensor]:
     from sfumato.kernels import conv
@@ -100,14 +105,16 @@ def _(
 
 
 @weighted_sum.register_kernel("cuda")
-def _(x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], views: int) -> Tensor:
+def _sum_on_cuda(x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], views: int) -> Tensor:
     from sfumato.kernels import conv
 
     return conv.weighted_sum(x, d, weights, Geometry.of(geometry, views))
 
 
 @ghost_norms.register_kernel("cuda")
-def _(x: Tensor, d: Tensor, scales: Tensor | None, geometry: list[int], views: int) -> Tensor:
+def _ghost_on_cuda(
+    x: Tensor, d: Tensor, scales: Tensor | None, geometry: list[int], views: int
+) -> Tensor:
     from sfumato.kernels import ghost
 
     return ghost.ghost_norms(x, d, scales, Geometry.of(geometry, views))
