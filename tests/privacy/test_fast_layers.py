@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sfumato.nn.standardise import standardised
 from sfumato.privacy import compiled
 from sfumato.privacy.compiled import Compiled
-from sfumato.privacy.fast_layers import group_norm
+from sfumato.privacy.fast_layers import group_norm, mish
 from sfumato.privacy.gradients import PerExample
 from sfumato.privacy.keeping import Matrix
 from sfumato.privacy.layers import Own
@@ -51,6 +51,34 @@ def test_group_norm_keeps_float32_statistics_of_narrow_inputs() -> None:
     ours = group_norm(layer, Own(1, None, None, None, None, cast=False), x)
     wanted = torch.nn.functional.group_norm(x.float(), 2)
     torch.testing.assert_close(ours.float(), wanted, rtol=0, atol=0.02)
+
+
+def test_mish_is_pytorchs() -> None:
+    ends = torch.tensor([-1e4, -100.0, -20.5, -1e-9, 0.0, 1e-9, 19.9, 20.1, 45.0, 1e4])
+    x = torch.cat([torch.linspace(-30, 30, 4001), ends]).double().requires_grad_()
+    for own in (x, x.detach().float().requires_grad_()):
+        d = torch.randn_like(own)
+        ours, wanted = mish(own), torch.nn.functional.mish(own)
+        torch.testing.assert_close(ours, wanted)
+        slopes = (torch.autograd.grad((y * d).sum(), own)[0] for y in (ours, wanted))
+        torch.testing.assert_close(*slopes)
+    narrow = x.detach().bfloat16()
+    assert torch.equal(mish(narrow), torch.nn.functional.mish(narrow.float()).bfloat16())
+    assert mish(torch.tensor(float("nan"))).isnan()
+
+
+def test_mish_is_replaced_in_the_compiled_pass() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Mish(), nn.Linear(8, 3)).double()
+    engine = PerExample(model, check=False)
+    x, y = torch.randn(4, 3, 2, 2).double(), torch.randint(0, 3, (4,))
+    passes = Compiled(engine, x, 4, torch.float64)
+    assert passes.taps.forwards[model[2]] is mish
+    ours, reference = passes(x, y), engine._run("layers", x, y)
+    torch.testing.assert_close(ours.losses, reference.losses.float())
+    every = torch.ones(4, 1).double()
+    for a, b in zip(ours.weighted_sum(every), reference.weighted_sum(every), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("views", [1, 3])

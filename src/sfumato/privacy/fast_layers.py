@@ -1,4 +1,4 @@
-"""Rules of the compiled pass: convolutions by the operators of `sfumato.kernels`, and group norm.
+"""Rules of the compiled pass: convolutions by the operators of `sfumato.kernels`, norm and Mish.
 
 Like the rules of `sfumato.privacy.layers` they run the layer's forward pass on plain values and
 define gradients for leaves that are never read. A convolution has leaves for what is kept of an
@@ -245,3 +245,41 @@ def group_norm(layer: nn.GroupNorm, own: Own, x: Tensor) -> Tensor:
         x, own.weight, own.bias, own.weight_leaf, own.bias_leaf,
         layer.num_groups, layer.eps, own.views,
     )  # fmt: skip
+
+
+class _Mish(torch.autograd.Function):
+    """`x tanh(log(1 + exp x))` with one exponential and one division, and no more for its slope.
+
+    With e = exp x and n = e (e + 2) the hyperbolic tangent is n / (n + 2). PyTorch's own takes an
+    exponential, a logarithm and a tangent each time, and a compiled pass takes it several times.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        wide, e = _exponential(x)
+        n = e * (e + 2)
+        return (wide * (n / (n + 2))).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        wide, e = _exponential(x)
+        n = e * (e + 2)
+        inverse = 1 / (n + 2)
+        slope = inverse * (n + 4 * wide * e * (e + 1) * inverse)
+        return (d * slope).to(x.dtype)
+
+
+def _exponential(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The input in float32 at least, and its exponential, which beyond 20 makes no difference."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide, wide.clamp(max=20.0).exp()
+
+
+_mish: Callable[..., Tensor] = _Mish.apply
+
+
+def mish(x: Tensor) -> Tensor:
+    """In place of `nn.Mish`."""
+    return _mish(x)

@@ -92,6 +92,8 @@ class Taps:
         for module in engine.model.modules():
             if kind_of(module) is nn.GroupNorm and module not in self.forwards:
                 self.forwards[module] = self._tap(module)
+            if kind_of(module) is nn.Mish:
+                self.forwards[module] = fast_layers.mish
         behind = [name for slot in self.slots for name in slot.names]
         if len(behind) != len(set(behind)) or set(behind) != set(engine.trainable):
             raise NotCompiled("a parameter is behind several weights, or behind none")
