@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_run import make_run
 
-from sfumato import cli, recipes
+from sfumato import cli
 from sfumato.analysis import open_run, overview, scores, softmax
-from sfumato.training import run as training
 from sfumato.training import snapshots
+from tiny_run import make_run, train_run
 
 
 class Result(NamedTuple):
@@ -53,19 +52,15 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished private run of a few steps, with three snapshots."""
-    folder = tmp_path_factory.mktemp("runs") / "trained"
-    recipe = recipes.find("digits").replace(
+    folder = train_run(
+        tmp_path_factory.mktemp("runs") / "trained",
         {
-            "model.options": {"filters": 4},
             "data.validation": 0.1,
-            "training.steps": 4,
-            "training.batch": 64,
             "training.seed": 1,
             "training.snapshots": 3,
             "privacy.accountant": "rdp",
-        }
+        },
     )
-    training.train(recipe, out=folder, device="cpu")
     model = open_run(folder).network
     shutil.rmtree(folder / "snapshots", ignore_errors=True)
     for step in (0, 2, 4):

@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from sklearn import metrics
-from tiny_run import make_run
 
 from sfumato import cli
 from sfumato import data as datasets
 from sfumato.training.classifier import load
+from tiny_run import make_run
 
 
 class Result(NamedTuple):

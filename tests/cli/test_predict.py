@@ -16,11 +16,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from tiny_run import make_run
 
 from sfumato import cli
 from sfumato.data.decode import decode
 from sfumato.training.classifier import load
+from tiny_run import make_run
 
 
 class Result(NamedTuple):

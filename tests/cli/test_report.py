@@ -13,17 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tiny_run import make_run
 
-from sfumato import cli, recipes
-from sfumato.training.run import train
+from sfumato import cli
+from tiny_run import TINY, make_run, train_run
 
-SMALL = {
-    "training.steps": 4,
-    "training.batch": 64,
-    "training.seed": 424242,
-    "model.options": {"filters": 4},
-}
+SMALL = {**TINY, "training.seed": 424242}
 
 
 class Result(NamedTuple):
@@ -64,9 +58,7 @@ def refused(result: Result, *words: str) -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was really trained."""
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    train(recipes.find("digits").replace(SMALL), out=folder, device="cpu")
-    return folder
+    return train_run(tmp_path_factory.mktemp("runs") / "small", SMALL)
 
 
 def test_a_report_of_a_real_run(run: Run, finished: Path, tmp_path: Path) -> None:

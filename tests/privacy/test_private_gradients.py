@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy import (
+    ClippingRule,
     Flat,
     GaussianNoise,
+    GroupWise,
     PoissonSampler,
     PrivateGradients,
     Randomness,
@@ -180,6 +182,55 @@ def test_frozen_between_accumulate_and_release(model: nn.Module) -> None:
     mechanism.accumulate(X, Y)
     mechanism.release()
     assert model[3].weight.grad is not None
+
+
+def test_modules_are_walked_twice_per_batch_and_once_per_release(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mechanism = private(model)
+    mechanism.accumulate(X, Y)
+    mechanism.release()
+    walks = []
+    walk = nn.Module.named_parameters
+
+    def counted(self: nn.Module, *args, **options):
+        walks.append(self)
+        return walk(self, *args, **options)
+
+    monkeypatch.setattr(nn.Module, "named_parameters", counted)
+    for _ in range(2):
+        mechanism.accumulate(X, Y)
+        assert len(walks) == 2
+        walks.clear()
+    mechanism.release()
+    assert len(walks) == 1
+
+
+@pytest.mark.parametrize("rule", [Flat(0.5), GroupWise(0.5)])
+def test_a_model_that_changes_what_it_trains_when_first_called(rule: ClippingRule) -> None:
+    class Grown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.old, self.kept = nn.Linear(108, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "gain"):
+                self.gain = nn.Parameter(torch.ones(4))
+                self.old.weight.requires_grad_(False)
+            return self.kept(self.old(x.flatten(1))) * self.gain
+
+    torch.manual_seed(0)
+    grown = Grown()
+    mechanism = private(grown, clipping=rule)
+    found = []
+    for _ in range(2):
+        mechanism.accumulate(X, Y)
+        mechanism.release()
+        found.append({n: p.grad for n, p in grown.named_parameters() if p.requires_grad})
+    assert found[0].keys() == {"gain", "old.bias", "kept.weight", "kept.bias"}
+    for name, grad in found[0].items():
+        assert grad is not None and bool(grad.any())
+        assert torch.allclose(grad, found[1][name])
 
 
 def test_not_clipped_means_no_noise(model: nn.Module) -> None:

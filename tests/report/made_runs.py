@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from sfumato import models, recipes
+from sfumato import recipes
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import Step
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.statement import Facts, statement
-from sfumato.training.classifier import Description, save_weights
-
-DIGITS = tuple(str(k) for k in range(10))
+from tiny_run import DIGITS, write_weights
 
 
 def make(
@@ -96,12 +92,7 @@ def _release(
     sigma: float,
     classes: Sequence[str],
 ) -> None:
-    torch.manual_seed(0)
-    network = models.create("tanh-cnn", classes=len(classes), channels=1, size=(8, 8), filters=4)
-    description = Description(
-        "tanh-cnn", {"filters": 4}, tuple(classes), 1, (8, 8), (0.5,), (0.5,), {"private": True}
-    )
-    save_weights(folder / "model.safetensors", network, description)
+    write_weights(folder, {"private": True}, classes=classes)
     p = recipe.privacy
     facts = Facts(
         private=p.enabled, epsilon=spent, budget=p.epsilon, delta=p.delta, accountant="pld",

@@ -270,7 +270,10 @@ def test_an_interrupted_run_ends_bit_for_bit_where_it_would_have(name: str, tmp_
     chosen = recipe(**METHODS[name], training__checkpoint_every=1, training__steps=6)
     train(chosen, out=tmp_path / "whole", device="cpu")
     interrupted(chosen, tmp_path / "cut")
+    (tmp_path / "cut" / files.CURVES).write_bytes(b"of an earlier part")
     resume(tmp_path / "cut", device="cpu")
+    for folder in ("whole", "cut"):
+        assert (tmp_path / folder / files.CURVES).read_bytes().startswith(b"\x89PNG")
     a, b = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     for key in a:
         assert torch.equal(a[key], b[key])

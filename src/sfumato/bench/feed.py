@@ -137,9 +137,9 @@ class Feed:
         draw = draw.to(self.device)
         for start in range(0, draw.numel(), size):
             rows = torch.arange(start, start + size, device=self.device)
-            images, labels = self.store.gather(draw[rows])
-            x = self.views.apply(self.store.unit(images), parameters.take(rows))
-            yield self.store.normalise(x).contiguous(memory_format=self.format), labels
+            yield self.views.fetch(
+                self.store, draw[rows], parameters.take(rows), memory_format=self.format
+            )
 
 
 def drawn(case: Case, generator: torch.Generator) -> Tensor:

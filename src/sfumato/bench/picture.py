@@ -12,7 +12,7 @@ from sfumato.bench.cases import CONTENDERS, ORDER, Case
 from sfumato.bench.measurement import Measurement
 from sfumato.bench.record import Record
 from sfumato.bench.targets import NOT_PRIVATE, OF_NOT_PRIVATE, ratio
-from sfumato.report import style
+from sfumato.pictures import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -31,8 +31,8 @@ def reproduce(
     seeds: int = typer.Option(3, min=1, help="Runs per row, with seeds 0, 1, 2 and so on."),
     setting: str = typer.Option(
         None,
-        help="published: noise as in the paper; best: calibrated to the whole budget by PLD, and our improvements; both. "
-        "Each row's usual one if not given.",
+        help="published: noise as in the paper; best: calibrated to the whole budget by PLD, and "
+        "our improvements; both. Each row's usual one if not given.",
     ),
     budget_minutes: float = typer.Option(
         None, help="Stop after so many minutes; the next call goes on from there."

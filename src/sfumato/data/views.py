@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sfumato.data.augment import Augment, AugmentParameters
+from sfumato.data.store import ImageStore
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,6 +102,30 @@ class Views:
         return ViewParameters(
             examples=examples, changes=changes, first=first, second=second, share=share
         )
+
+    def fetch(
+        self,
+        store: ImageStore,
+        indices: Tensor,
+        parameters: ViewParameters,
+        *,
+        memory_format: torch.memory_format = torch.channels_last,
+    ) -> tuple[Tensor, Tensor]:
+        """A physical batch: the views of stored images, ready for a model, and the labels.
+
+        Args:
+            store: Where the images are.
+            indices: `(examples,)` int64, which of them; they may repeat.
+            parameters: What happens to each, on the store's device.
+            memory_format: How the views lie in memory.
+
+        Returns:
+            Normalised views `(examples * total, C, H, W)`, an example's together, and one label per
+            example.
+        """
+        images, labels = store.gather(indices)
+        views = store.normalise(self.apply(store.unit(images), parameters))
+        return views.contiguous(memory_format=memory_format), labels
 
     def apply(self, images: Tensor, parameters: ViewParameters) -> Tensor:
         """`(examples, C, H, W)` floats to `(examples * total, C, H, W)`, an example's together."""

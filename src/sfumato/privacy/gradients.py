@@ -62,41 +62,56 @@ class PerExample(Layered):
                 f"{y.shape[0]} targets with {self.views} views each need "
                 f"{y.shape[0] * self.views} rows, not {x.shape[0]}"
             )
+        parameters = self.trainable
         if y.shape[0] == 0:
-            return self._empty(x)
-        method = self._method_for(x, y)
-        compiled = self._compiled_for(x, y) if method == "layers" else None
+            return self._empty(x, parameters)
+        method = self._chosen(x, y, tuple(parameters))
+        if method is None:
+            method = self._method_for(x, y)
+            parameters = self.trainable  # A model may add or freeze some when it is first called.
+        self.method = method
+        compiled = self._compiled_for(x, y, tuple(parameters)) if method == "layers" else None
         if compiled is not None:
             return compiled(x, y)
         try:
-            return self._run(method, x, y)
+            return self._run(method, x, y, parameters)
         except NotPerLayer:
             # What these very inputs make the model do was not seen in the checks.
             return self._run("loop", x, y)
 
-    def _method_for(self, x: Tensor, y: Tensor) -> str:
-        """The method chosen for inputs like these, checked for batches up to this size."""
-        signature = (
+    def _signature(self, x: Tensor, names: tuple[str, ...]) -> object:
+        """What a choice of method holds for, but for the size of the batch."""
+        return (
             tuple(x.shape[1:]),
             x.dtype,
             x.device,
             x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last),
             tuple(module.training for module in self.model.modules()),
-            tuple(self.trainable),
+            names,
         )
-        method, largest = self._checked.get(signature, ("", 0))
-        if y.shape[0] > largest:
+
+    def _chosen(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> str | None:
+        """The method for inputs like these, if it was checked for batches up to this size."""
+        method, largest = self._checked.get(self._signature(x, names), ("", 0))
+        return method if y.shape[0] <= largest else None
+
+    def _method_for(self, x: Tensor, y: Tensor) -> str:
+        """The method for inputs like these, chosen and checked now unless it was before."""
+        names = tuple(self.trainable)
+        method = self._chosen(x, y, names)
+        if method is None:
+            signature = self._signature(x, names)
             self.prepare(x)
             method = choose_method(self, x, y)
             self._checked[signature] = method, y.shape[0]
         self.method = method
         return method
 
-    def _compiled_for(self, x: Tensor, y: Tensor) -> Compiled | None:
+    def _compiled_for(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> Compiled | None:
         """The compiled pass for batches like this one, if it is asked for and fits the model."""
         if self.precision is None:
             return None
-        key = (tuple(x.shape), self.precision, self.model.training, tuple(self.trainable))
+        key = (tuple(x.shape), self.precision, self.model.training, names)
         if key not in self._compiled:
             self._compiled[key] = compiled_pass(self, x, y, self.precision)
         return self._compiled[key]

@@ -71,27 +71,30 @@ class Layered:
             for name, module, way in self._ways()
         ]
 
-    def _ways(self) -> list[tuple[str, nn.Module, str]]:
-        trainable = tuple(self.trainable)
-        if trainable not in self._assigned:
-            self._assigned[trainable] = assign(self.model)
-        return self._assigned[trainable]
+    def _ways(self, names: tuple[str, ...] | None = None) -> list[tuple[str, nn.Module, str]]:
+        """The way of each module, for the parameters trained now, whose names may be known."""
+        names = tuple(self.trainable) if names is None else names
+        if names not in self._assigned:
+            self._assigned[names] = assign(self.model)
+        return self._assigned[names]
 
     def prepare(self, x: Tensor) -> None:
         """Look once at how the model calls its convolutions, to know whose gradients to defer."""
-        key = tuple(x.shape[1:]), tuple(self.trainable)
+        names = tuple(self.trainable)
+        key = tuple(x.shape[1:]), names
         if key not in self._deferring and x.device.type == "cpu" and x.shape[0]:
-            self._deferring[key] = deferrable(self.model, self._ways(), x, self.views)
+            self._deferring[key] = deferrable(self.model, self._ways(names), x, self.views)
 
-    def _deferrable(self, x: Tensor) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
+    def _deferrable(
+        self, x: Tensor, names: tuple[str, ...]
+    ) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
         """Convolutions whose gradients are not written out, on a CPU; see `privacy.deferred`."""
         narrow = x.dtype not in (torch.float32, torch.float64)
         if x.device.type != "cpu" or narrow or torch.is_autocast_enabled("cpu"):
             return {}
-        return self._deferring.get((tuple(x.shape[1:]), tuple(self.trainable)), {})
+        return self._deferring.get((tuple(x.shape[1:]), names), {})
 
-    def _empty(self, x: Tensor) -> Gradients:
-        parameters = self.trainable
+    def _empty(self, x: Tensor, parameters: dict[str, nn.Parameter]) -> Gradients:
         return Gradients(
             tuple(parameters),
             tuple(p.shape for p in parameters.values()),
@@ -100,28 +103,32 @@ class Layered:
             None,
         )
 
-    def _run(self, method: str, x: Tensor, y: Tensor) -> Gradients:
+    def _run(
+        self, method: str, x: Tensor, y: Tensor, parameters: dict[str, nn.Parameter] | None = None
+    ) -> Gradients:
+        """One pass by a method; `parameters` are those trained now, looked up if None."""
         if method == "loop":
             return one_at_a_time(self.model, x, y, loss=self.loss, views=self.views)
-        parameters = self.trainable
+        parameters = self.trainable if parameters is None else parameters
+        names = tuple(parameters)
         by_id = {id(p): p for p in parameters.values()}
         leaves = Leaves(y.shape[0], self.views, by_id)
         taps: dict[nn.Module, Tapped] = {}
         if method == "torch.func":
             taps[self.model] = by_vmap("(whole model)", self.model, leaves)
         else:
-            for name, module, way in self._ways():
+            for name, module, way in self._ways(names):
                 if way == "torch.func":
                     taps[module] = by_vmap(name, module, leaves)
                 else:
                     taps[module] = by_rule(name, module, RULES[kind_of(module)], leaves)
-            for module, (at, output) in self._deferrable(x).items():
+            for module, (at, output) in self._deferrable(x, names).items():
                 taps[module] = deferring(module, leaves, at, output)
         with torch.enable_grad(), tapped(taps):
             outputs, losses = per_example_losses(self.model, self.loss, x, y, self.views)
             tensors = self._collect(losses.sum(), leaves, by_id)
         shapes = tuple(p.shape for p in by_id.values())
-        return Gradients(tuple(parameters), shapes, tensors, losses.detach(), outputs.detach())
+        return Gradients(names, shapes, tensors, losses.detach(), outputs.detach())
 
     def _collect(
         self, total: Tensor, leaves: Leaves, parameters: dict[int, nn.Parameter]

@@ -72,12 +72,7 @@ class PrivateGradients:
     @property
     def clipping(self) -> ClippingRule:
         """The rule as it is now, for the parameters trained now; one that adapts changes."""
-        parameters = self.per_example.trainable
-        if tuple(parameters) != self._bound_to:
-            self._bound_to = tuple(parameters)
-            shapes = [p.shape for p in parameters.values()]
-            self._rule = self._rule.bind(self._bound_to, shapes)
-        return self._rule
+        return self._bound(self.per_example.trainable)
 
     @clipping.setter
     def clipping(self, rule: ClippingRule) -> None:
@@ -130,7 +125,8 @@ class PrivateGradients:
         if weights is not None:
             drawn = weights.to(y.device) > 0
         squared = gradients.squared_norms()
-        rule = self._same_rule()
+        parameters = self.per_example.trainable
+        rule = self._same_rule(parameters)
         scales = rule.weights(squared)
         if rule.uniform:
             scales = scales[:, :1]
@@ -140,7 +136,7 @@ class PrivateGradients:
             gradients.outputs, gradients.losses, y, drawn, rule.clipped(squared), squared
         )
         if self._sums is None:
-            self._sums, self._summed_with = self._zeros(), rule
+            self._sums, self._summed_with = _zeros(parameters), rule
         own = [self._sums[name] for name in gradients.names]
         torch._foreach_add_(own, [part.to(t.dtype) for t, part in zip(own, sums, strict=True)])
         if observed is not None:
@@ -160,11 +156,11 @@ class PrivateGradients:
             before: Called with the event of this release before anything is released, so that a
                 ledger can be on disk first.
         """
-        sums = self._zeros() if self._sums is None else self._sums
         parameters = self.per_example.trainable
+        sums = _zeros(parameters) if self._sums is None else self._sums
         if parameters.keys() != sums.keys():
             raise RuntimeError("parameters were frozen or unfrozen between accumulate and release")
-        event, rule = self.step_event, self._same_rule()
+        event, rule = self.step_event, self._same_rule(parameters)
         noise = GaussianNoise(rule.gradient_noise(event.noise_multiplier))
         if before is not None:
             before(event)
@@ -175,7 +171,7 @@ class PrivateGradients:
         means = torch._foreach_div(noisy, self.sampler.batch) if noisy else []
         for parameter, mean in zip(parameters.values(), means, strict=True):
             parameter.grad = mean.to(parameter.dtype)
-        self._rule = self._adapted(rule, generator)
+        self._rule = self._adapted(rule, len(parameters), generator)
         statistics = self._statistics
         self.discard()
         return statistics
@@ -185,30 +181,34 @@ class PrivateGradients:
         self._sums, self._observed, self._statistics = None, None, BatchStatistics()
         self._summed_with = None
 
-    def _same_rule(self) -> ClippingRule:
+    def _bound(self, parameters: dict[str, nn.Parameter]) -> ClippingRule:
+        """The rule as it is now, for these parameters, which are those trained now."""
+        names = tuple(parameters)
+        if names != self._bound_to:
+            self._rule = self._rule.bind(names, [p.shape for p in parameters.values()])
+            self._bound_to = names
+        return self._rule
+
+    def _same_rule(self, parameters: dict[str, nn.Parameter]) -> ClippingRule:
         """The rule that the sum was begun with: noise is scaled to the sensitivity of one rule."""
-        rule = self.clipping
+        rule = self._bound(parameters)
         if self._summed_with is not None and self._summed_with != rule:
             raise RuntimeError("the clipping rule was changed between accumulate and release")
         return rule
 
-    def _adapted(self, rule: ClippingRule, generator: torch.Generator | None) -> ClippingRule:
+    def _adapted(
+        self, rule: ClippingRule, columns: int, generator: torch.Generator | None
+    ) -> ClippingRule:
         """The rule after this release, from what it observed and noise of its own."""
         observed = self._observed
         if observed is None:
-            none = torch.zeros(0, len(self.per_example.trainable), dtype=torch.float64)
+            none = torch.zeros(0, columns, dtype=torch.float64)
             observed = rule.observe(none, torch.zeros(0, dtype=torch.bool))
         if observed is None:
             return rule
         noise = GaussianNoise(rule.observation_noise)
         noisy = noise.add(observed, sensitivity=1.0, generator=generator)
         return rule.after(noisy, self.sampler.batch)
-
-    def _zeros(self) -> dict[str, Tensor]:
-        return {
-            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
-            for name, p in self.per_example.trainable.items()
-        }
 
     def _count(
         self,
@@ -238,3 +238,10 @@ class PrivateGradients:
             ]
         )
         return BatchStatistics(numbers)
+
+
+def _zeros(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+        for name, p in parameters.items()
+    }

@@ -1,1 +1,1 @@
-"""Pictures of runs: learning curves and evaluations, in one look."""
+"""What people read about runs: the HTML page, the card, pictures of evaluations and analyses."""

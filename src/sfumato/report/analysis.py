@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from sfumato.analysis.classification import Reliability
 from sfumato.analysis.overview import Analysis
-from sfumato.report import style
+from sfumato.pictures import style
 
 COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY)
 MARKERS = "osD^vP"

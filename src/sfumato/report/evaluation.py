@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
 from sfumato.analysis.classification import Evaluation
-from sfumato.report import style
+from sfumato.pictures import style
 
 NUMBERED = 20
 """Confusion matrices up to this many classes have their counts written in."""

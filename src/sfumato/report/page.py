@@ -10,7 +10,8 @@ from importlib import resources
 from typing import Any
 
 from sfumato import version
-from sfumato.report import detail, sections, style
+from sfumato.pictures import style
+from sfumato.report import detail, sections
 from sfumato.report.markup import Child, Safe, data_script, element, join
 from sfumato.report.measure import Measured
 from sfumato.report.runs import Run

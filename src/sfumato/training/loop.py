@@ -262,10 +262,7 @@ class Loop:
             rows = torch.arange(position, position + self.physical_batch, device=self.device)
             rows = rows.clamp(max=draw.numel() - 1)
             try:
-                images, labels = self.store.gather(batch.indices)
-                x = self.store.unit(images)
-                x = self.views.apply(x, parameters.take(rows))
-                x = self.store.normalise(x).contiguous(memory_format=torch.channels_last)
+                x, labels = self.views.fetch(self.store, batch.indices, parameters.take(rows))
                 self.private.accumulate(x, labels, batch.weights)
             except RuntimeError as error:
                 if not trouble.out_of_memory(error) or self.physical_batch == 1:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import version
+from sfumato.pictures import curves
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import merge
 from sfumato.privacy.composition import Exposure
 from sfumato.privacy.statement import Facts, statement
-from sfumato.report import curves
 from sfumato.training import files, fill, schedules, start
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.loop import Loop

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from sfumato.report import curves
+from sfumato.pictures import curves
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from sfumato.report import style
+from sfumato.pictures import style
 
 Record = Mapping[str, Any]
 

@@ -1,0 +1,1 @@
+"""One look for every picture, and the learning curves, which are drawn from plain records."""

@@ -1,0 +1,57 @@
+"""Arrows go one way: what each part of the house may import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sfumato
+
+HOUSE = Path(sfumato.__file__).parent
+ANYONE = {"errors", "version"}
+BELOW = {
+    "nn": set(),
+    "kernels": set(),
+    "pictures": set(),
+    "data": set(),
+    "models": {"nn"},
+    "privacy": {"kernels"},
+    "training": {"privacy", "models", "data", "pictures", "recipe", "settings"},
+    "analysis": {"training", "privacy", "models", "data", "recipe", "recipes"},
+}
+PARTS = sorted(path.parent.name for path in HOUSE.glob("*/__init__.py"))
+
+
+def imported(part: str) -> Iterator[tuple[str, str]]:
+    """Each file of a part, with the name of another part that it imports."""
+    for path in sorted((HOUSE / part).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module == "sfumato":
+                names = [f"sfumato.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for top, _, rest in (name.partition(".") for name in names):
+                if top == "sfumato" and rest and rest.split(".")[0] != part:
+                    yield path.name, rest.split(".")[0]
+
+
+@pytest.mark.parametrize("part", BELOW)
+def test_a_part_imports_only_what_is_below_it(part: str) -> None:
+    found = {(file, other) for file, other in imported(part) if other not in ANYONE}
+    assert {(file, other) for file, other in found if other not in BELOW[part]} == set()
+
+
+def test_the_imports_are_seen() -> None:
+    assert ("release.py", "pictures") in imported("training")
+    assert ("filters.py", "kernels") in imported("privacy")
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "cli"])
+def test_nothing_imports_the_command_line(part: str) -> None:
+    assert "cli" not in {other for _, other in imported(part)}
