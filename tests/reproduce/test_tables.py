@@ -12,7 +12,7 @@ from sfumato.errors import UserError
 from sfumato.reproduce import figures, ledger, rows, tables
 from sfumato.reproduce.plots import PLOTS, Plot
 from sfumato.reproduce.row import PLD
-from sfumato.reproduce.rows import PAPERS, every_row, find
+from sfumato.reproduce.rows import PAPERS, every_row, find, find_all
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_rows import entry, paper, row
@@ -127,6 +127,15 @@ def test_a_figure_is_drawn_from_a_single_result(
 
 def test_without_results_no_figure_is_drawn(tmp_path: Path) -> None:
     assert [f for p in PAPERS for f in figures.draw(p.key, [], tmp_path)] == []
+
+
+def test_patterns_and_several_names_mean_each_row_once() -> None:
+    rows_ = find_all(["001/*resnet9-cifar10-*", "001/resnet9-cifar10-eps7.42", "002/fashion-tanh"])
+    names = [row.name for row in rows_]
+    assert len(names) == 7 and names[-1] == "tanh-b1024-fashion-eps2.7"
+    assert all("cifar10" in name for name in names[:-1])
+    with pytest.raises(UserError, match="No row of paper 001 is called like"):
+        find_all(["001/*cifar11*"])
 
 
 def test_rows_are_unique_and_found_by_name_and_alias() -> None:

@@ -25,8 +25,10 @@ def register(app: typer.Typer) -> None:
 
 
 def reproduce(
-    what: str = typer.Argument(
-        None, metavar="[PAPER[/ROW]]", help="What to run, such as 004 or 002/fashion-tanh."
+    what: list[str] = typer.Argument(
+        None,
+        metavar="[PAPER[/ROW]]...",
+        help="What to run, such as 004, 002/fashion-tanh or '001/*cifar10*'.",
     ),
     seeds: int = typer.Option(3, min=1, help="Runs per row, with seeds 0, 1, 2 and so on."),
     setting: str = typer.Option(
@@ -56,16 +58,16 @@ def reproduce(
     Without arguments: every paper and row, and how far it is. What is done is not run again, what
     was interrupted goes on.
     """
-    from sfumato.reproduce.rows import PAPERS, find
+    from sfumato.reproduce.rows import PAPERS, find_all
 
     chosen = _settings(setting)
-    if what is None:
+    if not what:
         if render:
             _render(results, docs)
         else:
             _list([row for paper in PAPERS for row in paper.rows], results, seeds)
         return
-    _, rows = find(what)
+    rows = find_all(what)
     if list_:
         _list(rows, results, seeds)
         return
@@ -98,7 +100,8 @@ def reproduce(
     )
     jobs = _part(runner.missing(rows, seeds=seeds, settings=chosen), part)
     if not jobs:
-        say(f"Nothing is missing: {what} has {seeds} seeds of everything. --seeds asks for more.")
+        named = ", ".join(what)
+        say(f"Nothing is missing: {named} has {seeds} seeds of everything. --seeds asks for more.")
         return
     try:
         outcome = runner.run(jobs, after=after)

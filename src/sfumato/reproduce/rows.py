@@ -7,6 +7,7 @@ states only a conclusion, or its table has not survived in the text at hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from sfumato.errors import UserError, nearest
@@ -320,7 +321,7 @@ def every_row() -> dict[str, Row]:
 
 
 def find(name: str) -> tuple[Paper, Sequence[Row]]:
-    """The paper and the rows that `PAPER` or `PAPER/ROW` means."""
+    """The paper and the rows that `PAPER`, `PAPER/ROW` or `PAPER/PATTERN` (with `*`) means."""
     key, slash, rest = name.strip("/").partition("/")
     paper = next((p for p in PAPERS if p.key == key), None)
     if paper is None:
@@ -329,4 +330,19 @@ def find(name: str) -> tuple[Paper, Sequence[Row]]:
             f"There is no paper '{key}': choose {', '.join(known)}.{nearest(key, known)} "
             "`sfumato reproduce` lists them with their rows."
         )
-    return paper, ((paper.row(rest),) if slash else paper.rows)
+    if not slash:
+        return paper, paper.rows
+    if "*" not in rest:
+        return paper, (paper.row(rest),)
+    found = tuple(row for row in paper.rows if fnmatchcase(row.name, rest))
+    if not found:
+        raise UserError(
+            f"No row of paper {key} is called like '{rest}'. `sfumato reproduce {key} --list` "
+            "shows them."
+        )
+    return paper, found
+
+
+def find_all(names: Sequence[str]) -> list[Row]:
+    """The rows that several names mean, each once."""
+    return list({row.id: row for name in names for row in find(name)[1]}.values())
