@@ -102,8 +102,6 @@ def _gradients(  # type: ignore[no-untyped-def]
     o = (tl.program_id(1) // tiles) * BO + tl.arange(0, BO)
     n = tile * BN + tl.arange(0, BN)
     keep = (o < OUT)[:, None] & (n < N)[None, :]
-    if COUNT == 3:
-        along = tl.load(direction + o[:, None] * N + n[None, :], mask=keep, other=0.0)
     first = tl.program_id(0).to(tl.int64) * SHARE
     for k in range(0, SHARE):
         example = tl.minimum(first + k, examples - 1)
@@ -120,6 +118,8 @@ def _gradients(  # type: ignore[no-untyped-def]
         tl.store(into, tl.sum(total * total, 1), mask=o < OUT)
         if COUNT == 3:
             tl.store(into + OUT, tl.sum(total, 1), mask=o < OUT)
+            # Loaded late: held during the product, it would not fit the registers.
+            along = tl.load(direction + o[:, None] * N + n[None, :], mask=keep, other=0.0)
             tl.store(into + 2 * OUT, tl.sum(total * along.to(tl.float32), 1), mask=o < OUT)
 
 
