@@ -191,6 +191,11 @@ class Training:
     average_kind: str = _setting(
         "ema", "exponential average, or plain mean over the last steps", choices=("ema", "tail")
     )
+    test_views: str = _setting(
+        "none",
+        "the final model's predictions are averaged over: flip (mirror images), shifts, or all",
+        choices=("none", "flip", "shifts", "all"),
+    )
     early_stop: float | None = _setting(
         None, "stop after this many epochs without a better validation result", above=0
     )

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from sfumato import models
+from sfumato.data.test_time import CHOICES, averaged
 from sfumato.errors import UserError
 from sfumato.training.files import WEIGHTS, write_whole
 
@@ -36,6 +37,7 @@ class Description:
         mean: Subtracted from images on the [0, 1] scale, per channel.
         std: Divides them, per channel.
         guarantee: Epsilon, delta and what they rest on, or `{"private": false}`.
+        test_views: What predictions are averaged over (`sfumato.data.test_time`).
     """
 
     model: str
@@ -46,13 +48,14 @@ class Description:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     guarantee: dict[str, Any] = field(default_factory=dict)
+    test_views: str = "none"
 
 
 class Classifier(nn.Module):
     """A network from images to class probabilities.
 
-    Calling it takes normalised images to logits, as in training; `predict` takes images as they
-    are.
+    Calling it takes normalised images to logits, averaged over the views of each image that the
+    run asked for; `predict` takes images as they are.
     """
 
     def __init__(self, network: nn.Module, description: Description) -> None:
@@ -66,8 +69,7 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of normalised images."""
-        out: Tensor = self.network(x)
-        return out
+        return averaged(self.network, x, self.description.test_views)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Images as uint8, or as floats in [0, 1], made what the network was trained on."""
@@ -133,6 +135,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
         for key in ("classes", "size", "mean", "std"):
             content[key] = tuple(content[key])
         description = Description(**content)
+        if description.test_views not in CHOICES:
+            raise ValueError(f"there are no test views {description.test_views!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
     network = models.create(

@@ -7,13 +7,22 @@ import torch.nn.functional as F
 from torch import nn
 
 from sfumato.data import ImageStore
+from sfumato.data.test_time import averaged
 
 _AT_ONCE = 512
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, store: ImageStore) -> tuple[float, float]:
-    """Accuracy and mean loss on all images of a store, of the model in evaluation mode."""
+def evaluate(
+    model: nn.Module, store: ImageStore, *, test_views: str = "none"
+) -> tuple[float, float]:
+    """Accuracy and mean loss on all images of a store, of the model in evaluation mode.
+
+    Args:
+        model: From normalised images to logits.
+        store: The images.
+        test_views: What outputs are averaged over (`sfumato.data.test_time`).
+    """
     right = torch.zeros((), dtype=torch.int64, device=store.device)
     loss = torch.zeros((), dtype=torch.float64, device="cpu")
     losses = []
@@ -21,7 +30,7 @@ def evaluate(model: nn.Module, store: ImageStore) -> tuple[float, float]:
     for indices in torch.split(torch.arange(len(store)), _AT_ONCE):
         images, labels = store.gather(indices)
         x = store.normalise(images).contiguous(memory_format=torch.channels_last)
-        outputs = model(x)
+        outputs = averaged(model, x, test_views)
         right += (outputs.argmax(1) == labels).sum()
         losses.append(F.cross_entropy(outputs.float(), labels, reduction="sum"))
     model.train()

@@ -293,7 +293,7 @@ class Loop:
         return self.evaluate(part, averaged=averaged)[0]
 
     def evaluate(self, part: str, *, averaged: bool = True) -> tuple[float, float]:
-        """Accuracy and mean loss on a part of the data.
+        """Accuracy and mean loss on a part of the data; on test images as the final model has them.
 
         Args:
             part: `train`, `validation` or `test`.
@@ -303,7 +303,8 @@ class Loop:
         if averaged and self.average is not None:
             weights = self.average.applied(self.model)
         with weights:
-            return evaluate(self.model, self._store(part))
+            kind = self.recipe.training.test_views if part == "test" else "none"
+            return evaluate(self.model, self._store(part), test_views=kind)
 
     def _validate(self) -> dict[str, float]:
         """Results on validation images, of averaged weights and of the last ones."""
