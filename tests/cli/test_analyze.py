@@ -4,49 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from cli_result import Run, refused
 from PIL import Image
 
-from sfumato import cli
 from sfumato.analysis import open_run, overview, scores, softmax
 from sfumato.training import snapshots
 from tiny_run import make_run, train_run
 
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
 PARTS = ["calibration", "curvature", "activations", "sparsity", "gradients", "cost"]
 QUICK = ("--examples", 24, "--iterations", 4, "--probes", 1)
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*words: object) -> Result:
-        monkeypatch.setattr(
-            sys, "argv", ["sfumato", "analyze", *map(str, words), "--device", "cpu"]
-        )
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Result(left.value.code or 0, out, err)  # type: ignore[arg-type]
-
-    return call
+def run(sfumato: Run) -> Run:
+    return lambda *words: sfumato("analyze", *words, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +44,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             model.conv1.weight.mul_(1.5)
         snapshots.keep(folder, model, step, 4, 3)
     return folder
-
-
-def refused(result: Result, *words: str) -> None:
-    assert result.code == 2, result
-    assert "Traceback" not in result.err
-    assert result.err.splitlines()[-1].startswith("error: ")
-    for word in words:
-        assert word in result.err
 
 
 def test_everything_about_a_run(run: Run, trained: Path, tmp_path: Path) -> None:

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import NamedTuple
 
 import numpy as np
 import pytest
+from cli_result import Result, refused
 from PIL import Image
 
-from sfumato import cli
 from sfumato.data import locate
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(sfumato, tmp_path, monkeypatch):
     monkeypatch.setattr(locate, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(locate, "SYSTEM_FOLDER", tmp_path / "system")
     monkeypatch.delenv("SFUMATO_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["sfumato", "data", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Result(left.value.code or 0, out, err)
-
-    return call
+    return lambda *words: sfumato("data", *words)
 
 
 @pytest.fixture
@@ -49,17 +34,10 @@ def shown(run):
     return call
 
 
-@pytest.fixture
-def refused(run):
-    """Run and return the one sentence of the error."""
-
-    def call(*words: object) -> str:
-        result = run(*words)
-        assert result.code == 2 and "Traceback" not in result.err
-        assert result.err.startswith("error: ") and result.err.count("\n") == 1
-        return result.err
-
-    return call
+def one_sentence(result: Result, *words: str) -> None:
+    """Refused, and nothing else is said."""
+    refused(result, *words)
+    assert result.err.startswith("error: ") and result.err.count("\n") == 1, result.err
 
 
 @pytest.fixture
@@ -93,7 +71,7 @@ def test_list_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_show_a_folder(shown, refused, folder, tmp_path):
+def test_show_a_folder(run, shown, folder, tmp_path):
     picture = tmp_path / "sheet.png"
     output = shown("show", folder, "--picture", picture)
     assert "8 train, 2 test" in output and "3×9×9" in output
@@ -103,16 +81,15 @@ def test_show_a_folder(shown, refused, folder, tmp_path):
         pixels = np.asarray(image)
     assert pixels.ndim == 3 and len(np.unique(pixels)) > 50
     before = picture.read_bytes()
-    assert "sheet.png exists already" in refused("show", folder, "--picture", picture)
+    one_sentence(run("show", folder, "--picture", picture), "sheet.png exists already")
     assert picture.read_bytes() == before
-    assert "must be a .png" in refused("show", folder, "--picture", tmp_path / "sheet.jpg")
-    assert "does not exist" in refused("show", folder, "--picture", tmp_path / "no" / "sheet.png")
+    one_sentence(run("show", folder, "--picture", tmp_path / "sheet.jpg"), "must be a .png")
+    one_sentence(run("show", folder, "--picture", tmp_path / "no" / "sheet.png"), "does not exist")
 
 
-def test_show_reports_what_was_skipped(shown, refused, folder):
+def test_show_reports_what_was_skipped(run, shown, folder):
     (folder / "cat" / "3.png").write_text("no image")
-    error = refused("show", folder)
-    assert "cat/3.png cannot be read" in error and "--skip-unreadable" in error
+    one_sentence(run("show", folder), "cat/3.png cannot be read", "--skip-unreadable")
     output = shown("show", folder, "--skip-unreadable")
     assert "Skipped as unreadable: 1" in output and str(folder / "cat" / "3.png") in output
 
@@ -131,18 +108,20 @@ def test_show_many_classes_and_floats(shown, tmp_path):
     assert (tmp_path / "many.png").stat().st_size > 1000
 
 
-def test_show_what_is_not_there(refused, tmp_path):
-    assert "Did you mean 'cifar10'?" in refused("show", "cifer10")
-    assert "`sfumato data get mnist`" in refused("show", "mnist")
-    assert "does not exist" in refused("show", tmp_path / "nowhere")
+def test_show_what_is_not_there(run, tmp_path):
+    one_sentence(run("show", "cifer10"), "Did you mean 'cifar10'?")
+    one_sentence(run("show", "mnist"), "`sfumato data get mnist`")
+    one_sentence(run("show", tmp_path / "nowhere"), "does not exist")
 
 
-def test_get_without_a_network(refused, monkeypatch, tmp_path):
+def test_get_without_a_network(run, monkeypatch, tmp_path):
     def unreachable(url, **_):
         raise OSError("Network is unreachable")
 
     monkeypatch.setattr("pooch.retrieve", unreachable)
-    error = refused("get", "cifar10", "--to", tmp_path)
-    assert "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz" in error
-    assert str(tmp_path / "cifar-10-python.tar.gz") in error
-    assert "'nothing'" in refused("get", "nothing")
+    one_sentence(
+        run("get", "cifar10", "--to", tmp_path),
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        str(tmp_path / "cifar-10-python.tar.gz"),
+    )
+    one_sentence(run("get", "nothing"), "'nothing'")

@@ -4,57 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cli_result import Run, refused
 from PIL import Image
 from safetensors.torch import save_file
 from sklearn import metrics
 
-from sfumato import cli
 from sfumato import data as datasets
 from sfumato.training.classifier import load
 from tiny_run import make_run
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*words: object) -> Result:
-        monkeypatch.setattr(
-            sys, "argv", ["sfumato", "evaluate", *map(str, words), "--device", "cpu"]
-        )
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Result(left.value.code or 0, out, err)  # type: ignore[arg-type]
-
-    return call
-
-
-def refused(result: Result, *words: str) -> None:
-    assert result.code == 2, result
-    assert "Traceback" not in result.err
-    assert result.err.splitlines()[-1].startswith("error: ")
-    for word in words:
-        assert word in result.err
+def run(sfumato: Run) -> Run:
+    return lambda *words: sfumato("evaluate", *words, "--device", "cpu")
 
 
 def class_folders(root: Path, names: dict[str, int], *, per_class: int = 5) -> Path:

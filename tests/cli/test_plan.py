@@ -7,34 +7,22 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_result import Run, refused
 
 from sfumato import recipes
-from sfumato.cli import main
 from sfumato.cli.plan import default_batches
 from sfumato.privacy.accounting import Step, epsilon
 from sfumato.recipe import differences
 
-Run = Callable[..., tuple[int, str, str]]
 SMALL = ("--examples", "2000", "--batch", "50", "--batch", "200", "--steps", "20", "--steps", "80")
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sfumato", "plan", *args])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0), out, " ".join(err.split())
-
-    return call
+def run(sfumato: Run) -> Run:
+    return lambda *words: sfumato("plan", *words)
 
 
 def test_every_choice_spends_the_budget_and_no_more(run: Run) -> None:
@@ -58,8 +46,7 @@ def test_the_table_and_the_picture(run: Run) -> None:
     assert code == 0
     assert "RDP" in out and "100 %" in out and "16 k" in out
     assert Path("grid.png").read_bytes().startswith(b"\x89PNG")
-    code, _, err = run("--epsilon", "2", *SMALL, "--plot", "grid.png")
-    assert code == 2 and "left alone" in err
+    refused(run("--epsilon", "2", *SMALL, "--plot", "grid.png"), "left alone")
 
 
 @pytest.mark.parametrize(
@@ -77,9 +64,7 @@ def test_the_table_and_the_picture(run: Run) -> None:
     ],
 )
 def test_mistakes_are_sentences(run: Run, args: list[str], words: str) -> None:
-    code, _, err = run(*args)
-    assert code == 2
-    assert words in err
+    refused(run(*args), words)
 
 
 def test_default_batches_suit_the_data() -> None:

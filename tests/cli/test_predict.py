@@ -7,48 +7,23 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from cli_result import Result, Run, refused
 from PIL import Image
 from safetensors.torch import save_file
 
-from sfumato import cli
 from sfumato.data.decode import decode
 from sfumato.training.classifier import load
 from tiny_run import make_run
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    def rows(self) -> list[dict[str, str]]:
-        return list(csv.DictReader(io.StringIO(self.out)))
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: object) -> Result:
-        monkeypatch.setattr(
-            sys, "argv", ["sfumato", "predict", *map(str, words), "--device", "cpu"]
-        )
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Result(left.value.code or 0, out, err)  # type: ignore[arg-type]
-
-    return call
+def run(sfumato: Run) -> Run:
+    return lambda *words: sfumato("predict", *words, "--device", "cpu")
 
 
 @pytest.fixture
@@ -63,11 +38,8 @@ def scans(tmp_path: Path) -> Path:
     return root
 
 
-def refused(result: Result, *words: str) -> None:
-    assert result.code == 2, result
-    assert "Traceback" not in result.err and "error: " in result.err
-    for word in words:
-        assert word in result.err, result.err
+def rows_of(result: Result) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(result.out)))
 
 
 def expected(folder: Path, file: Path) -> np.ndarray:
@@ -80,7 +52,7 @@ def test_csv_of_a_folder(run: Run, tmp_path: Path, scans: Path) -> None:
     folder = make_run(tmp_path / "run")
     result = run(folder, scans)
     assert result.code == 0, result.err
-    rows = result.rows()
+    rows = rows_of(result)
     assert list(rows[0]) == ["file", "class", "probability"]
     assert [Path(row["file"]) for row in rows] == sorted(scans.rglob("*.png"))
     for row in rows:
@@ -91,7 +63,7 @@ def test_csv_of_a_folder(run: Run, tmp_path: Path, scans: Path) -> None:
 
 def test_top_k_columns(run: Run, tmp_path: Path, scans: Path) -> None:
     folder = make_run(tmp_path / "run")
-    (row,) = run(folder, scans / "0.png", "--top", 3).rows()
+    (row,) = rows_of(run(folder, scans / "0.png", "--top", 3))
     ranks = np.argsort(-expected(folder, scans / "0.png"))
     assert [row["class"], row["class_2"], row["class_3"]] == [str(k) for k in ranks[:3]]
     assert float(row["probability_2"]) >= float(row["probability_3"])
@@ -119,7 +91,7 @@ def test_class_and_file_names_with_commas_and_quotes(run: Run, tmp_path: Path, s
     folder = make_run(tmp_path / "run", classes=('a, "b"', 'c,\n"d"'))
     odd = scans / 'x, "y".png'
     (scans / "0.png").rename(odd)
-    (row,) = run(folder, odd).rows()
+    (row,) = rows_of(run(folder, odd))
     assert row["file"] == str(odd) and row["class"] in ('a, "b"', 'c,\n"d"')
     assert json.loads(run(folder, odd, "--format", "json").out)[0]["file"] == str(odd)
 
@@ -151,7 +123,7 @@ def test_images_of_any_kind_as_in_training(run: Run, tmp_path: Path) -> None:
     files = [
         tmp_path / n for n in ("turned.jpg", "ink.tif", "alpha.png", "palette.gif", "deep.png")
     ]
-    rows = run(folder, *files, "--top", 10).rows()
+    rows = rows_of(run(folder, *files, "--top", 10))
     assert [row["file"] for row in rows] == [str(file) for file in files]
     for row, file in zip(rows, files, strict=True):
         chances = expected(folder, file)
@@ -166,7 +138,7 @@ def test_unreadable_images(run: Run, tmp_path: Path, scans: Path) -> None:
     refused(run(folder, scans, "--out", out), "4.png cannot be read", "--skip-unreadable")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "scans"]
     result = run(folder, scans, "--skip-unreadable")
-    assert result.code == 0 and len(result.rows()) == 9
+    assert result.code == 0 and len(rows_of(result)) == 9
     assert f"Skipped: {broken}" in result.err and "1 of 10 images" in result.err
     only = run(folder, broken, "--skip-unreadable", "--format", "json")
     assert only.code == 0 and json.loads(only.out) == []
@@ -184,7 +156,7 @@ def test_what_is_not_there(run: Run, tmp_path: Path, scans: Path) -> None:
 
 def test_weights_that_are_damaged_or_foreign(run: Run, tmp_path: Path, scans: Path) -> None:
     weights = make_run(tmp_path / "run") / "model.safetensors"
-    assert len(run(weights, scans).rows()) == 10
+    assert len(rows_of(run(weights, scans))) == 10
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     refused(run(tmp_path / "run", scans), "cannot be read as weights")

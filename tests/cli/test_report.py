@@ -7,52 +7,20 @@ import json
 import os
 import re
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from cli_result import Run, refused
 
-from sfumato import cli
 from tiny_run import TINY, make_run, train_run
 
 SMALL = {**TINY, "training.seed": 424242}
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*words: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["sfumato", *map(str, words), "--device", "cpu"])
-        try:
-            cli.main()
-            code: Any = 0
-        except SystemExit as left:
-            code = left.code or 0
-        out, err = capsys.readouterr()
-        return Result(int(code), out, err)
-
-    return call
-
-
-def refused(result: Result, *words: str) -> None:
-    assert result.code == 2, result
-    assert "Traceback" not in result.err
-    assert result.err.splitlines()[-1].startswith("error: ")
-    for word in words:
-        assert word in result.err
+def run(sfumato: Run) -> Run:
+    return lambda *words: sfumato(*words, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -9,41 +9,21 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_result import Run, refused
 from PIL import Image
 
-from sfumato.cli import main
 from sfumato.training import checkpoint, files
 
-Run = Callable[..., tuple[int, str, str]]
 QUICK = ("--set", "training.steps=3", "--set", "model.options.filters=2", "--device", "cpu")
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sfumato", *args])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0), out, " ".join(err.split())
-
-    return call
-
-
-def refused(result: tuple[int, str, str], *words: str) -> None:
-    code, out, err = result
-    assert code == 2, (out, err)
-    assert "Traceback" not in err
-    for word in words:
-        assert word in err, err
+def run(sfumato: Run) -> Run:
+    return lambda *words: sfumato("train", *words)
 
 
 def folder_of_images(root: Path, counts: dict[str, int], size: int = 8) -> Path:
@@ -57,7 +37,7 @@ def folder_of_images(root: Path, counts: dict[str, int], size: int = 8) -> Path:
 
 
 def test_a_run_leaves_everything_it_promises(run: Run) -> None:
-    code, out, _ = run("train", *QUICK, "--seed", "0", "--out", "r")
+    code, out, _ = run(*QUICK, "--seed", "0", "--out", "r")
     assert code == 0
     folder = Path("r")
     for name in ("RECIPE", "LEDGER", "METRICS", "WEIGHTS", "STATEMENT", "CURVES"):
@@ -74,14 +54,14 @@ def test_a_run_leaves_everything_it_promises(run: Run) -> None:
     assert recipe["training"]["steps"] == 3
     assert not (folder / files.KEY).exists()
 
-    code, out, _ = run("train", "r", "--out", "again", "--device", "cpu")
+    code, out, _ = run("r", "--out", "again", "--device", "cpu")
     assert code == 0
     assert (folder / files.WEIGHTS).read_bytes() == (Path("again") / files.WEIGHTS).read_bytes()
 
 
 def test_without_a_seed_the_key_is_gone_and_runs_differ(run: Run) -> None:
     for name in ("a", "b"):
-        assert run("train", *QUICK, "--out", name)[0] == 0
+        assert run(*QUICK, "--out", name).code == 0
         assert not (Path(name) / files.KEY).exists()
     assert (Path("a") / files.WEIGHTS).read_bytes() != (Path("b") / files.WEIGHTS).read_bytes()
     assert "256-bit key" in (Path("a") / files.STATEMENT).read_text()
@@ -89,12 +69,12 @@ def test_without_a_seed_the_key_is_gone_and_runs_differ(run: Run) -> None:
 
 def test_default_folders_are_numbered(run: Run) -> None:
     for number in (1, 2):
-        assert run("train", *QUICK)[0] == 0
+        assert run(*QUICK).code == 0
         assert Path(f"runs/digits-00{number}", files.WEIGHTS).exists()
 
 
 def test_without_privacy(run: Run) -> None:
-    code, out, _ = run("train", *QUICK, "--no-privacy", "--seed", "0", "--out", "r")
+    code, out, _ = run(*QUICK, "--no-privacy", "--seed", "0", "--out", "r")
     assert code == 0
     assert "not private" in out
     assert "no privacy guarantee" in Path("r", files.STATEMENT).read_text()
@@ -103,7 +83,7 @@ def test_without_privacy(run: Run) -> None:
 def test_a_folder_of_images(run: Run, tmp_path: Path) -> None:
     scans = folder_of_images(tmp_path / "scans", {"sick": 30, "well": 30})
     quick = ("--set", "model.name=tanh-cnn", "--set", "training.steps=2", "--device", "cpu")
-    code, out, err = run("train", str(scans), *quick, "--set", "data.size=8", "--out", "r")
+    code, out, err = run(str(scans), *quick, "--set", "data.size=8", "--out", "r")
     assert code == 0, err
     assert "test accuracy" in out
 
@@ -132,15 +112,15 @@ def test_a_folder_of_images(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_a_sentence(run: Run, args: list[str], words: list[str]) -> None:
-    refused(run("train", "--out", "r", "--device", "cpu", *args) if "--resume" not in args else
-            run("train", *args), *words)  # fmt: skip
+    fixed = () if "--resume" in args else ("--out", "r", "--device", "cpu")
+    refused(run(*fixed, *args), *words)
 
 
 def test_folders_that_cannot_be_trained_on(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    refused(run("train", "empty", "--out", "r"), "empty")
+    refused(run("empty", "--out", "r"), "empty")
     folder_of_images(tmp_path / "one", {"only": 4})
-    refused(run("train", "one", "--out", "r"), "one", "class")
+    refused(run("one", "--out", "r"), "one", "class")
     assert not Path("r").exists()
 
 
@@ -149,8 +129,8 @@ def test_a_corrupt_image_is_named_and_can_be_skipped(run: Run, tmp_path: Path) -
     broken = scans / "a" / "3.png"
     broken.write_bytes(broken.read_bytes()[:60])
     quick = ("--model", "tanh-cnn", "--set", "training.steps=1", "--set", "data.size=8")
-    refused(run("train", "scans", *quick, "--out", "r"), "3.png", "--skip-unreadable")
-    code, out, err = run("train", "scans", *quick, "--out", "r", "--skip-unreadable")
+    refused(run("scans", *quick, "--out", "r"), "3.png", "--skip-unreadable")
+    code, out, err = run("scans", *quick, "--out", "r", "--skip-unreadable")
     assert code == 0, err
     assert "skipped" in out.lower()
 
@@ -164,7 +144,7 @@ def test_labels_out_of_range(run: Run, tmp_path: Path) -> None:
     images = np.zeros((40, 8, 8), np.uint8)
     labels = np.arange(40) % 2
     labels[3] = -1
-    refused(run("train", npz(tmp_path / "d.npz", images, labels), "--out", "r"), "label", "-1")
+    refused(run(npz(tmp_path / "d.npz", images, labels), "--out", "r"), "label", "-1")
 
 
 def test_nan_in_the_data_counts_as_zero(run: Run, tmp_path: Path) -> None:
@@ -173,7 +153,7 @@ def test_nan_in_the_data_counts_as_zero(run: Run, tmp_path: Path) -> None:
     images[::4] = np.nan
     path = npz(tmp_path / "d.npz", images, np.arange(60) % 2)
     code, out, err = run(
-        "train", path, "--model", "tanh-cnn", "--set", "training.steps=3", "--set", "data.size=8",
+        path, "--model", "tanh-cnn", "--set", "training.steps=3", "--set", "data.size=8",
         "--set", "training.batch=30", "--set", "training.views=1", "--seed", "0", "--out", "r",
     )  # fmt: skip
     assert code == 0, err
@@ -188,13 +168,13 @@ def test_an_existing_folder_is_left_alone(run: Run, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.txt").write_text("years of work")
-    refused(run("train", *QUICK, "--out", "taken"), "taken already exists", "choose another --out")
+    refused(run(*QUICK, "--out", "taken"), "taken already exists", "choose another --out")
     assert [p.name for p in taken.iterdir()] == ["thesis.txt"]
 
 
 def test_a_folder_that_cannot_be_made(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused(run("train", *QUICK, "--out", "file/r"), "Cannot make the run folder")
+    refused(run(*QUICK, "--out", "file/r"), "Cannot make the run folder")
 
 
 def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +190,9 @@ def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     settings = (*QUICK, "--set", "training.checkpoint_every=1", "--seed", "0")
     monkeypatch.setattr(checkpoint, "write_whole", full)
-    refused(run("train", *settings, "--out", "r"), "No space left", "--resume r")
+    refused(run(*settings, "--out", "r"), "No space left", "--resume r")
     monkeypatch.setattr(checkpoint, "write_whole", whole)
-    code, _, err = run("train", "--resume", "r", "--device", "cpu")
+    code, _, err = run("--resume", "r", "--device", "cpu")
     assert code == 0, err
 
 
@@ -230,7 +210,7 @@ def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
 
     monkeypatch.setattr(Loop, "take_step", stop)
     code, out, _ = run(
-        "train", *QUICK, "--seed", "0", "--set", "training.checkpoint_every=1", "--out", "r", *args
+        *QUICK, "--seed", "0", "--set", "training.checkpoint_every=1", "--out", "r", *args
     )
     monkeypatch.setattr(Loop, "take_step", whole)
     assert code == 128 + signal.SIGTERM
@@ -239,12 +219,12 @@ def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
 
 def test_sigterm_saves_and_resume_ends_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(run, monkeypatch)
-    assert run("train", "--resume", "r", "--device", "cpu")[0] == 0
+    assert run("--resume", "r", "--device", "cpu").code == 0
     settings = (*QUICK, "--seed", "0", "--set", "training.checkpoint_every=1")
-    assert run("train", *settings, "--out", "whole")[0] == 0
+    assert run(*settings, "--out", "whole").code == 0
     for name in (files.WEIGHTS, files.LEDGER, files.STATEMENT):
         assert Path("r", name).read_bytes() == Path("whole", name).read_bytes()
-    refused(run("train", "--resume", "r", "--device", "cpu"), "finished")
+    refused(run("--resume", "r", "--device", "cpu"), "finished")
 
 
 def test_dropout_is_repeated_exactly(
@@ -264,24 +244,24 @@ def test_dropout_is_repeated_exactly(
         return statistics
 
     monkeypatch.setattr(Loop, "take_step", stop)
-    assert run("train", *plain, "--device", "cpu", "--out", "r")[0] == 128 + signal.SIGTERM
+    assert run(*plain, "--device", "cpu", "--out", "r").code == 128 + signal.SIGTERM
     monkeypatch.setattr(Loop, "take_step", whole)
-    assert run("train", "--resume", "r", "--device", "cpu")[0] == 0
-    assert run("train", *plain, "--device", "cpu", "--out", "whole")[0] == 0
+    assert run("--resume", "r", "--device", "cpu").code == 0
+    assert run(*plain, "--device", "cpu", "--out", "whole").code == 0
     assert Path("r", files.WEIGHTS).read_bytes() == Path("whole", files.WEIGHTS).read_bytes()
 
 
 def test_resume_refuses_another_recipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(run, monkeypatch)
-    refused(run("train", "--resume", "r", "--set", "optimizer.lr=3"), "optimizer.lr was 2.0", "3")
-    refused(run("train", "--resume", "r", "--epsilon", "9"), "privacy.epsilon was 3.0")
+    refused(run("--resume", "r", "--set", "optimizer.lr=3"), "optimizer.lr was 2.0", "3")
+    refused(run("--resume", "r", "--epsilon", "9"), "privacy.epsilon was 3.0")
     for setting, value in (("clip", "1.0"), ("epsilon", "3.0")):
         path = Path("r", files.RECIPE)
         before = path.read_text()
         path.write_text(before.replace(f"{setting} = {value}", f"{setting} = 7.0"))
-        refused(run("train", "--resume", "r"), f"privacy.{setting} was {value} and is now 7.0")
+        refused(run("--resume", "r"), f"privacy.{setting} was {value} and is now 7.0")
         path.write_text(before)
-    assert run("train", "--resume", "r", "--device", "cpu")[0] == 0
+    assert run("--resume", "r", "--device", "cpu").code == 0
 
 
 def test_resume_refuses_another_sigma(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +269,7 @@ def test_resume_refuses_another_sigma(run: Run, monkeypatch: pytest.MonkeyPatch)
     from sfumato.training import setup
 
     monkeypatch.setattr(setup, "noise_multiplier_for", lambda **_: 1.25)
-    refused(run("train", "--resume", "r"), "sigma was", "is now 1.25")
+    refused(run("--resume", "r"), "sigma was", "is now 1.25")
 
 
 def test_resume_refuses_other_data(
@@ -302,7 +282,7 @@ def test_resume_refuses_other_data(
     interrupted(run, monkeypatch, "--data", path, "--model", "tanh-cnn", *small)
     images[0, 0, 0] ^= 1
     npz(tmp_path / "d.npz", images, labels)
-    refused(run("train", "--resume", "r"), "training images or their labels are not the ones")
+    refused(run("--resume", "r"), "training images or their labels are not the ones")
 
 
 def test_resume_passes_over_a_truncated_checkpoint(
@@ -311,7 +291,7 @@ def test_resume_passes_over_a_truncated_checkpoint(
     interrupted(run, monkeypatch)
     newest = sorted(Path("r", files.CHECKPOINTS).iterdir())[-1]
     newest.write_bytes(newest.read_bytes()[:100])
-    code, out, _ = run("train", "--resume", "r", "--device", "cpu")
+    code, out, _ = run("--resume", "r", "--device", "cpu")
     assert code == 0
     assert f"{newest.name} is damaged" in out
     assert "going on from step 1" in out
@@ -325,7 +305,7 @@ def test_a_lost_key_cannot_be_guessed(run: Run, monkeypatch: pytest.MonkeyPatch)
 def test_the_budget_ends_the_run(run: Run) -> None:
     settings = ("--set", "privacy.noise_multiplier=2.0", "--epsilon", "2.5", "--seed", "0")
     small = ("--set", "model.options.filters=2", "--set", "training.steps=50")
-    code, out, err = run("train", *settings, *small, "--out", "r", "--device", "cpu")
+    code, out, err = run(*settings, *small, "--out", "r", "--device", "cpu")
     assert code == 0, err
     assert "ends after" in out
     from sfumato.privacy.accounting import Step, epsilon
@@ -362,7 +342,7 @@ def test_models_that_do_not_fit(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, words: list[str]
 ) -> None:
     outside_model(tmp_path, monkeypatch, body)
-    refused(run("train", "--model", "mine:build", "--out", "r", "--device", "cpu"), *words)
+    refused(run("--model", "mine:build", "--out", "r", "--device", "cpu"), *words)
 
 
 def test_memory_that_runs_out_is_halved_without_changing_the_result(
@@ -373,7 +353,7 @@ def test_memory_that_runs_out_is_halved_without_changing_the_result(
     import sfumato
     from sfumato.privacy.gradients import PerExample
 
-    assert run("train", *QUICK, "--seed", "0", "--out", "roomy")[0] == 0
+    assert run(*QUICK, "--seed", "0", "--out", "roomy").code == 0
     whole = PerExample.__call__
 
     def cramped(self: PerExample, x: torch.Tensor, y: torch.Tensor) -> object:
@@ -382,7 +362,7 @@ def test_memory_that_runs_out_is_halved_without_changing_the_result(
         return whole(self, x, y)
 
     monkeypatch.setattr(PerExample, "__call__", cramped)
-    code, out, err = run("train", *QUICK, "--seed", "0", "--out", "cramped")
+    code, out, err = run(*QUICK, "--seed", "0", "--out", "cramped")
     assert code == 0, err
     assert "Not enough memory" in out
     for a, b in zip(
