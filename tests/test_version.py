@@ -53,3 +53,14 @@ def test_a_checkout_tells_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_versions_of_packages() -> None:
     assert re.match(r"\d+\.", version.of("torch"))
     assert version.of("no-such-package") == version.UNKNOWN
+
+
+def test_a_checkout_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise version.PackageNotFoundError(name)
+
+    monkeypatch.setattr(version, "version", missing)
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", version.of())
+    assert version.of("opacus") == version.UNKNOWN
+    monkeypatch.setattr(version, "__file__", "/nowhere/src/sfumato/version.py")
+    assert version.of() == version.UNKNOWN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,10 +15,20 @@ COMMIT = "SFUMATO_COMMIT"
 
 
 def of(package: str = "sfumato") -> str:
-    """The installed version of a package, or `unknown`."""
+    """The installed version of a package; of this one also where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
+        return _written() if package == "sfumato" else UNKNOWN
+
+
+def _written() -> str:
+    """The version that the checkout states, if this is one."""
+    try:
+        content = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text("utf-8")
+        project = tomllib.loads(content)["project"]
+        return str(project["version"]) if project["name"] == "sfumato" else UNKNOWN
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
         return UNKNOWN
 
 
