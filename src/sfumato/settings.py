@@ -117,6 +117,7 @@ class Privacy:
         "for adaptive: noise on the count of norms; a twentieth of the batch if unset",
         above=0,
     )
+    tuned: str = _setting("", "what these settings were chosen by, in words, for the statement")
     clip_decay: float = _setting(
         1.0, "C at the first step over C at the last (Dynamic DP-SGD)", least=0.01, most=100
     )

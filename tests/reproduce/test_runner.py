@@ -166,9 +166,16 @@ def test_a_changed_recipe_makes_old_results_void(tmp_path: Path) -> None:
     assert len(tiny(tmp_path).missing([new], seeds=1, settings=())) == 1
 
 
-@pytest.mark.parametrize("setting", ["training.precision", "training.physical_batch"])
-def test_how_a_run_is_computed_does_not_void_it(setting: str) -> None:
-    value = "bfloat16" if setting.endswith("precision") else 7
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("training.precision", "bfloat16"),
+        ("training.physical_batch", 7),
+        ("training.snapshots", 3),
+        ("privacy.tuned", "nothing"),
+    ],
+)
+def test_how_a_run_is_computed_does_not_void_it(setting: str, value: object) -> None:
     assert row("a").fingerprint("best") == row("a", changes={setting: value}).fingerprint("best")
     changed = row("a", changes={"privacy.clip": 0.5})
     assert row("a").fingerprint("best") != changed.fingerprint("best")
@@ -194,7 +201,7 @@ def test_versions_without_an_installed_package(monkeypatch: pytest.MonkeyPatch) 
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("sfumato.version.version", missing)
-    assert environment.versions()["sfumato"] == "unknown"
+    assert environment.versions()["dp-accounting"] == "unknown"
     assert environment.commit()
 
 

@@ -41,6 +41,7 @@ class Facts:
         before_seeded: Whether their noise follows from a stated seed.
         schedule: The steps by noise multiplier, where it was not the same for all.
         looked: What was decided by looking at images without noise, a sentence each.
+        tuned: What the settings were tried out by, in the recipe's words; empty if it has none.
     """
 
     private: bool
@@ -69,6 +70,21 @@ class Facts:
     before_seeded: bool = False
     schedule: tuple[Step, ...] = ()
     looked: tuple[str, ...] = ()
+    tuned: str = ""
+
+
+def tuning(words: str) -> str:
+    """That choosing a recipe may have cost privacy too, and what is known of it.
+
+    Args:
+        words: What the recipe says of its tuning, or nothing.
+    """
+    said = " ".join(words.split()).rstrip(".")
+    known = f" This one says of itself that it was chosen by {said}." if said else ""
+    return (
+        "The choice of the recipe. If several recipes were tried on these images and the best was "
+        f"kept, the trials spent privacy too; their cost is not in the numbers above.{known}"
+    )
 
 
 def statement(facts: Facts) -> str:
@@ -80,8 +96,7 @@ def statement(facts: Facts) -> str:
     names = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
     not_covered = [
         "The number of training images and the names of the classes, which are treated as public.",
-        "The choice of the recipe. If several recipes were tried on these images and the best was "
-        "kept, the trials spent privacy too; their cost is not in the numbers above.",
+        tuning(f.tuned),
     ]
     if f.train_metrics:
         not_covered.append(

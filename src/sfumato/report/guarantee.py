@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 
-from sfumato.privacy.statement import RELATION
+from sfumato.privacy.statement import RELATION, tuning
 from sfumato.report.runs import Run
 from sfumato.report.words import power
 
 UNIT = "one image"
 ACCOUNTANTS = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
-TUNING = (
-    "The choice of the recipe. If several recipes were tried on these images and the best was "
-    "kept, the trials spent privacy too; their cost is not in these numbers."
-)
 
 
 def in_words(run: Run) -> str:
@@ -92,7 +88,7 @@ def not_covered(run: Run) -> list[str]:
         return []
     found = [
         "The number of training images and the names of the classes, which are treated as public.",
-        TUNING,
+        tuning(run.recipe.privacy.tuned),
     ]
     if run.recipe.training.train_metrics:
         found.append("Loss and accuracy of training batches: they were computed without noise.")

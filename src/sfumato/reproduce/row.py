@@ -20,8 +20,9 @@ PLD: dict[str, Any] = {"privacy.accountant": "pld", "privacy.noise_multiplier": 
 """What `best` changes at least: noise calibrated to the whole budget by the tighter accountant."""
 
 _NO_MATTER = (
-    "training.seed", "training.precision", "training.physical_batch", "training.log_every",
-    "training.checkpoint_every", "training.snapshots", "training.train_metrics", "start.source",
+    "privacy.tuned", "training.seed", "training.precision", "training.physical_batch",
+    "training.log_every", "training.checkpoint_every", "training.snapshots",
+    "training.train_metrics", "start.source",
 )  # fmt: skip
 """Settings that do not tell one result from another."""
 

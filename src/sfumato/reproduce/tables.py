@@ -186,9 +186,12 @@ def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     """What `best` changes besides the accountant, in rows that were run so."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        more = {key: value for key, value in row.best.items() if key not in PLD}
+        said = (*PLD, "privacy.tuned")
+        more = {key: value for key, value in row.best.items() if key not in said}
         if more and "best" in row.settings[1:] and ledger.of_row(entries, row, "best"):
             words = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in more.items())
+            if tuned := row.best.get("privacy.tuned"):
+                words += f"; chosen by {tuned}"
             found.setdefault(words, []).append(row.name)
     return [
         f"- *best* of {', '.join(names)}: noise by PLD, and {words}."

@@ -123,4 +123,5 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         before_seeded=origin.seeded,
         schedule=plan.history(loop.step) if plan.schedule else (),
         looked=schedules.looks(recipe),
+        tuned=p.tuned,
     )
