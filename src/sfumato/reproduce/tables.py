@@ -135,7 +135,10 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
     lines = [f"# {paper.title}", "", f"{paper.authors}. {paper.measured}", ""]
     if machines := Counter(entry.hardware for entry in own):
         named = "; ".join(f"{name} ({count} runs)" for name, count in machines.most_common())
-        lines += [f"Ours ran on: {named}. Minutes are of training, the median over seeds.", ""]
+        lines += [
+            f"Ours ran on: {named}. Minutes are of training, compilation included, the median over seeds; runs may have shared a device.",
+            "",
+        ]
     for source, rows in paper.sources():
         lines += [f"## {source[0].upper()}{source[1:]}", ""]
         lines += ["| " + " | ".join(_HEADER) + " |", "|---|---:|---|---:|---:|---|---|---|---:|"]
