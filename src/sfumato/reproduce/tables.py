@@ -136,7 +136,8 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
     if machines := Counter(entry.hardware for entry in own):
         named = "; ".join(f"{name} ({count} runs)" for name, count in machines.most_common())
         lines += [
-            f"Ours ran on: {named}. Minutes are of training, compilation included, the median over seeds; runs may have shared a device.",
+            f"Ours ran on: {named}. Minutes are of training, compilation included, the median over "
+            "seeds; runs may have shared a device.",
             "",
         ]
     for source, rows in paper.sources():
