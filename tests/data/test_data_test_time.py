@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from sfumato.data import test_time
+from sfumato.errors import UserError
+from sfumato.recipe import Recipe
 
 
 @pytest.mark.parametrize(("kind", "count"), [("none", 1), ("flip", 2), ("shifts", 5), ("all", 10)])
@@ -43,3 +45,10 @@ def test_a_symmetric_network_gains_nothing_from_mirror_images() -> None:
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(ValueError, match="none of none, flip"):
         list(test_time.views(torch.zeros(1, 1, 4, 4), "rotate"))
+
+
+def test_recipes_offer_all_kinds() -> None:
+    for kind in test_time.CHOICES:
+        assert Recipe().replace({"training.test_views": kind}).training.test_views == kind
+    with pytest.raises(UserError, match=", ".join(test_time.CHOICES)):
+        Recipe().replace({"training.test_views": "rotate"})
