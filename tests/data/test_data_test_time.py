@@ -27,9 +27,15 @@ def test_views_are_the_image_and_what_is_near_it(kind: str, count: int) -> None:
         assert torch.equal(views[4][:, :, 2:], x[:, :, :-2])
 
 
+def test_small_images_are_not_shifted() -> None:
+    x = torch.randn(2, 1, 8, 8)
+    assert [torch.equal(view, x) for view in test_time.views(x, "shifts")] == [True]
+    assert len(list(test_time.views(x, "all"))) == 2
+
+
 def test_outputs_are_averaged() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
-    x = torch.randn(5, 3, 4, 4)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(768, 3))
+    x = torch.randn(5, 3, 16, 16)
     wanted = torch.stack([network(view) for view in test_time.views(x, "all")]).mean(0)
     torch.testing.assert_close(test_time.averaged(network, x, "all"), wanted)
     assert torch.equal(test_time.averaged(network, x, "none"), network(x))

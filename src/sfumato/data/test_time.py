@@ -22,7 +22,8 @@ def views(x: Tensor, kind: str) -> Iterator[Tensor]:
     Args:
         x: The images.
         kind: `none` for the images as they are, `flip` for these and their mirror images, `shifts`
-            for five positions a sixteenth of the image apart, `all` for both.
+            for five positions a sixteenth of the image apart (one, where that is no pixel), `all`
+            for both.
     """
     if kind not in CHOICES:
         raise ValueError(f"{kind!r} is none of {', '.join(CHOICES)}")
@@ -32,7 +33,10 @@ def views(x: Tensor, kind: str) -> Iterator[Tensor]:
 
 def _shifted(x: Tensor) -> Iterator[Tensor]:
     height, width = x.shape[2:]
-    by = max(1, round(min(height, width) / _SIXTEENTH))
+    by = round(min(height, width) / _SIXTEENTH)
+    if not by:
+        yield x
+        return
     wider = F.pad(x, (by, by, by, by), mode="replicate")
     for down, right in _DIRECTIONS:
         top, left = by * (1 + down), by * (1 + right)
