@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sfumato.kernels import definitions
 from sfumato.nn.standardise import standardised
 from sfumato.privacy import compiled
 from sfumato.privacy.compiled import Compiled
@@ -109,15 +110,24 @@ def test_norms_of_standardised_filters_follow_from_three_numbers(form: str, gain
     if gain:
         nn.init.normal_(step.gain)
     gradients = torch.randn(7, *raw.shape).double()
-    direction = step.direction(raw)
+    weight, direction, factors = step.prepared(raw)
+    torch.testing.assert_close(weight, conv.weight)
     over = (2, 3, 4)
     numbers = [gradients.square().sum(over), gradients.sum(over), (gradients * direction).sum(over)]
-    found = step.squared_norms(raw, torch.stack(numbers, 1), 0.0)
-    exact = [part.flatten(1).square().sum(1) for part in step.pullback(raw, gradients)]
-    assert len(found) == len(exact) == 1 + gain
-    for ours, wanted in zip(found, exact, strict=True):
+    found = definitions.filter_norms(torch.stack(numbers, 1), factors, raw[0].numel(), 0.0)
+    back = step.pullback(raw, gradients)
+    exact = [part.flatten(1).square().sum(1) for part in back]
+    assert len(exact) == 1 + gain
+    for ours, wanted in zip(found.unbind(1), exact, strict=False):
         assert bool((ours >= wanted * (1 - 1e-12)).all())
         torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=0)
+    for place, gradient in enumerate(gradients):
+        pulled = definitions.filter_pullback(gradient, direction, factors)
+        for ours, every in zip(pulled, back, strict=False):
+            torch.testing.assert_close(ours, every[place])
     bare = step.pullback_bare(raw, gradients).flatten(1).square().sum(1)
-    bound = (step.scales(raw).square() * (numbers[0] - numbers[1].square() / raw[0].numel())).sum(1)
+    weight, _, (scale, _, _, one) = step.prepared(raw, bare=True)
+    torch.testing.assert_close(weight, step.bare(raw))
+    assert bool((one == 1).all())
+    bound = (scale.square() * (numbers[0] - numbers[1].square() / raw[0].numel())).sum(1)
     assert bool((bound >= bare * (1 - 1e-12)).all())

@@ -214,8 +214,6 @@ def conv_gradients(
         x, d, x if direction is None else direction, grads, statistics, examples,
         keep, count, share, *settings, **chosen,
     )  # fmt: skip
-    if keep:
-        grads = grads[..., :channels]
     return grads, statistics.sum(1) if across > 1 else statistics.squeeze(1)
 
 

@@ -11,6 +11,7 @@ with d the gradient of the loss with respect to the convolution's output.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -98,6 +99,80 @@ def weighted_sum(x: Tensor, d: Tensor, weights: Tensor, at: Geometry) -> Tensor:
     grads = conv_gradients(x, d, at)
     column = weights.to(grads.dtype).view(-1, 1, 1, 1, 1)
     return torch.where(column == 0, 0.0, grads * column).sum(0)
+
+
+def row_sum(rows: Tensor, weights: Tensor) -> Tensor:
+    """Sum over examples of weight times what the example has, in float32 at least.
+
+    An example of weight zero adds exactly nothing, whatever it has.
+    """
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    column = weights.to(wide.dtype).view(-1, *(1,) * (rows.dim() - 1))
+    return torch.where(column == 0, 0.0, wide * column).sum(0)
+
+
+def segment_norms(rows: Tensor, starts: Tensor) -> Tensor:
+    """Squared norms `(examples, segments)` of the parts of each row that begin at `starts`.
+
+    Args:
+        rows: `(examples, numbers)`.
+        starts: `(segments + 1,)` places in increasing order, with the end of the last segment.
+    """
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32)).square()
+    at = starts.tolist()
+    return torch.stack([wide[:, a:b].sum(1) for a, b in itertools.pairwise(at)], 1)
+
+
+FACTORS = ("scale", "shrink", "squares", "gain")
+"""Per filter of a standardised weight; its derivative, transposed, takes a gradient g to
+
+    gain * (scale * (g - mean of g) - shrink * (g . centred) * centred)
+
+with `centred` the raw filter without its mean and `squares` the squared norm of that; and the gain
+has the gradient scale * (g . centred).
+"""
+
+_LOST = 1e-5
+"""More than float32 sums over a filter lose of the sum of squares."""
+
+
+def filter_norms(statistics: Tensor, factors: Tensor, entries: int, rounding: float) -> Tensor:
+    """Squared norms of gradients of standardised filters, from three numbers for each filter.
+
+    Args:
+        statistics: `(examples, 3, out)` of `filter_statistics` along the centred filters.
+        factors: `(4, out)`, see `FACTORS`.
+        entries: Numbers of a filter.
+        rounding: Relative rounding of the entries of the direction.
+
+    Returns:
+        `(examples, 2)`: of the raw weight's gradient, and of the gain's, rounded up by what the
+        rounding of the statistics may have taken away.
+    """
+    squared, total, along = statistics.unbind(1)
+    scale, shrink, squares, gain = factors
+    slack = rounding * (squared * squares).sqrt()
+    least = (along.abs() - slack).clamp_min(0)
+    own = scale.square() * (squared - total.square() / entries)
+    own = own + (shrink.square() * squares - 2 * scale * shrink) * least.square()
+    own = own.clamp_min(0) + _LOST * scale.square() * squared
+    most = (scale * (along.abs() + slack)).square()
+    return torch.stack([(own * gain.square()).sum(1), most.sum(1)], 1)
+
+
+def filter_pullback(total: Tensor, centred: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """A gradient of standardised filters as gradients of the raw weight and of the gain.
+
+    Args:
+        total: `(out, ...)`, the gradient.
+        centred: `(out, ...)`, the raw filters without their means.
+        factors: `(4, out)`, see `FACTORS`.
+    """
+    scale, shrink, _, gain = factors.unsqueeze(-1)
+    g, c = total.flatten(1), centred.flatten(1)
+    along = (g * c).sum(1, keepdim=True)
+    own = gain * (scale * (g - g.mean(1, keepdim=True)) - shrink * along * c)
+    return own.view(total.shape), (scale * along).squeeze(1)
 
 
 ROUNDING = 2.0**-18

@@ -1,11 +1,15 @@
 """The operators `torch.ops.sfumato.*`: Triton on CUDA devices, the definitions elsewhere.
 
-They have fake implementations, so `torch.compile` keeps one graph around them, and what it traces
-for a CUDA device is compiled meanwhile. They are made for the backward pass and have no derivative
-of their own.
+Those of convolutions have fake implementations, so `torch.compile` keeps one graph around them, and
+what it traces for a CUDA device is compiled meanwhile. They are made for the backward pass, those
+over rows for what follows it; none has a derivative of its own.
 """
 
 from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,14 +36,18 @@ def conv_gradients(
         keep: Whether the gradients themselves are wanted; if not, an empty tensor stands for them.
 
     Returns:
-        Gradients `(examples, out, kh, kw, in)` in the precision of `x`, and statistics
-        `(examples, 1 or 3, out)` of exactly what is returned, in float32 at least.
+        Gradients `(examples, out, kh, kw, padded(in))` in the precision of `x`, zero where there
+        is no channel, and statistics `(examples, 1 or 3, out)` of exactly what is returned, in
+        float32 at least.
     """
     grads = definitions.conv_gradients(x, d, Geometry.of(geometry, views))
     if keep:
-        grads = _laid_out(grads.to(x.dtype))
+        grads = grads.to(x.dtype)
     statistics = definitions.filter_statistics(grads, direction)
-    return grads if keep else grads.new_empty(0, dtype=x.dtype), statistics
+    if not keep:
+        return grads.new_empty(0, dtype=x.dtype), statistics
+    channels = x.shape[1]
+    return torch.nn.functional.pad(grads, (0, padded(channels) - channels)), statistics
 
 
 @conv_gradients.register_fake
@@ -52,7 +60,6 @@ def _(
     grads = x.new_empty(0)
     if keep:
         grads = x.new_empty(examples, out, geometry[0], geometry[1], padded(x.shape[1]))
-        grads = grads[..., : x.shape[1]]
     return grads, x.new_empty((examples, _count(direction), out), dtype=wide)
 
 
@@ -85,10 +92,28 @@ def _(x: Tensor, d: Tensor, scales: Tensor | None, geometry: list[int], views: i
     return x.new_empty((x.shape[0] // views,), dtype=wide)
 
 
-def _laid_out(grads: Tensor) -> Tensor:
-    """The same numbers with as many channels between them as the kernels leave."""
-    channels = grads.shape[-1]
-    return torch.nn.functional.pad(grads, (0, padded(channels) - channels))[..., :channels]
+@torch.library.custom_op("sfumato::row_sum", mutates_args=())
+def row_sum(rows: Tensor, weights: Tensor) -> Tensor:
+    """Sum over examples of weight times what the example has, in float32 at least."""
+    return definitions.row_sum(rows, weights)
+
+
+@torch.library.custom_op("sfumato::segment_norms", mutates_args=())
+def segment_norms(rows: Tensor, starts: Tensor) -> Tensor:
+    """Squared norms `(examples, segments)` of the parts of each row that begin at `starts`."""
+    return definitions.segment_norms(rows, starts)
+
+
+@torch.library.custom_op("sfumato::filter_norms", mutates_args=())
+def filter_norms(statistics: Tensor, factors: Tensor, entries: int, rounding: float) -> Tensor:
+    """Squared norms `(examples, 2)` of gradients of standardised filters and of their gains."""
+    return definitions.filter_norms(statistics, factors, entries, rounding)
+
+
+@torch.library.custom_op("sfumato::filter_pullback", mutates_args=())
+def filter_pullback(total: Tensor, centred: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """A gradient of standardised filters as gradients of the raw weight and of the gain."""
+    return definitions.filter_pullback(total, centred, factors)
 
 
 def _count(direction: Tensor | None) -> int:
@@ -118,3 +143,41 @@ def _ghost_on_cuda(
     from sfumato.kernels import ghost
 
     return ghost.ghost_norms(x, d, scales, Geometry.of(geometry, views))
+
+
+@row_sum.register_kernel("cuda")
+def _row_sum_on_cuda(rows: Tensor, weights: Tensor) -> Tensor:
+    found: Tensor = _rows().row_sum(rows, weights)
+    return found
+
+
+@segment_norms.register_kernel("cuda")
+def _segment_norms_on_cuda(rows: Tensor, starts: Tensor) -> Tensor:
+    found: Tensor = _rows().segment_norms(rows, starts)
+    return found
+
+
+@filter_norms.register_kernel("cuda")
+def _filter_norms_on_cuda(
+    statistics: Tensor, factors: Tensor, entries: int, rounding: float
+) -> Tensor:
+    found: Tensor = _rows().filter_norms(statistics, factors, entries, rounding)
+    return found
+
+
+@filter_pullback.register_kernel("cuda")
+def _filter_pullback_on_cuda(
+    total: Tensor, centred: Tensor, factors: Tensor
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _rows().filter_pullback(total, centred, factors)
+    return found
+
+
+@cache
+def _rows() -> Any:
+    """The kernels over rows, or their definitions where there is no Triton."""
+    if find_spec("triton") is None:
+        return definitions
+    from sfumato.kernels import rows
+
+    return rows

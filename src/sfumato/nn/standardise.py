@@ -20,10 +20,6 @@ _TINY = 1e-20
 """A floor under the variance of the plain form, whose root has no gradient at 0."""
 
 
-_ROUNDING = 1e-5
-"""More than float32 sums over a filter lose of the sum of squares."""
-
-
 class WeightStandardisation(nn.Module):
     """Standardise each filter of a convolution over its fan-in.
 
@@ -81,45 +77,33 @@ class WeightStandardisation(nn.Module):
             shrink = scale.square() / (deviation * flat.shape[1])
         return centred, squares, scale, shrink
 
-    def direction(self, raw: Tensor) -> Tensor:
-        """The centred filters, of which `squared_norms` needs the products with gradients."""
-        flat = raw.flatten(1)
-        return (flat - flat.mean(1, keepdim=True)).view_as(raw)
+    def prepared(self, raw: Tensor, *, bare: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """The weight, and what its derivative needs; each is computed once.
 
-    def squared_norms(self, raw: Tensor, statistics: Tensor, rounding: float) -> tuple[Tensor, ...]:
-        """Squared norms of what `pullback` would give, from three numbers for each filter.
+        The derivative, transposed, takes a gradient g of a filter to
+        `gain * (scale * (g - mean of g) - shrink * (g . c) * c)` with c the centred raw filter; the
+        gain's gradient is `scale * (g . c)`.
 
         Args:
             raw: The raw weight.
-            statistics: `(examples, 3, filters)`: of the gradient g of each filter the sum of g²,
-                the sum of g, and the sum of g times `direction`.
-            rounding: Relative rounding of the entries of that direction.
+            bare: Whether the gain is left out, that is 1.
 
         Returns:
-            `(examples,)` for the raw weight, and for the gain if there is one, rounded up by what
-            the rounding of the statistics may have taken away.
+            The weight and the centred filters, shaped as the raw weight, and `(4, filters)`: scale,
+            shrink, the squared norm of c, and the gain.
         """
-        squared, total, along = statistics.unbind(1)
-        entries = raw[0].numel()
-        _, squares, scale, shrink = (t.squeeze(-1) for t in self._derivative(raw))
-        slack = rounding * (squared * squares).sqrt()
-        least = (along.abs() - slack).clamp_min(0)
-        own = scale.square() * (squared - total.square() / entries)
-        own = own + (shrink.square() * squares - 2 * scale * shrink) * least.square()
-        own = own.clamp_min(0) + _ROUNDING * scale.square() * squared
-        if self.gain is None:
-            return (own.sum(1),)
-        most = (scale * (along.abs() + slack)).square()
-        return (own * self.gain.detach().square()).sum(1), most.sum(1)
+        centred, squares, scale, shrink = self._derivative(raw)
+        weight, gain = centred * scale, torch.ones_like(scale)
+        if self.gain is not None and not bare:
+            gain = self.gain.detach().unsqueeze(-1)
+            weight = weight * gain
+        factors = torch.stack([scale, shrink, squares, gain]).squeeze(-1)
+        return weight.view_as(raw), centred.view_as(raw), factors
 
     def bare(self, raw: Tensor) -> Tensor:
         """The standardised weight without the gain."""
         centred, _, scale, _ = self._derivative(raw)
         return (centred * scale).view_as(raw)
-
-    def scales(self, raw: Tensor) -> Tensor:
-        """What the gradient of each bare filter, without its mean, is at most multiplied by."""
-        return self._derivative(raw)[2].squeeze(-1)
 
     def pullback_bare(self, raw: Tensor, gradient: Tensor) -> Tensor:
         """Gradients `(..., *raw.shape)` of the bare weight as gradients of the raw weight."""

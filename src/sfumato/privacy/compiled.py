@@ -1,6 +1,7 @@
 """The layered pass as compiled graphs over leaves that stay where they are.
 
-Forward and backward pass become one pair of graphs, and so do the norms and the weighted sum. What
+Forward and backward pass become one pair of graphs. Norms and weighted sums are taken by a few
+operators of `sfumato.kernels`, and by compiled graphs where a parametrisation has none. What
 is kept of each layer's gradients is the planner's choice (`sfumato.privacy.planning`). Gradients of
 reparametrised weights stay in the space of the weight, or of a smaller one before it: norms are
 taken through the parametrisation, and only the weighted sum is mapped to the parameters, once.
@@ -11,14 +12,14 @@ On a CUDA device the graphs are captured and replayed, so a batch costs no time 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sfumato.privacy.keeping import Slot
+from sfumato.privacy.keeping import Slot, Together, Whole
 from sfumato.privacy.paths import tapped
 from sfumato.privacy.planning import Way
 from sfumato.privacy.replay import Pool, Replayed
@@ -27,8 +28,21 @@ from sfumato.privacy.taps import NotCompiled, Taps
 if TYPE_CHECKING:
     from sfumato.privacy.layered import Layered
 
-Found = tuple[list[Tensor], list[Tensor]]
-"""The gradients of all leaves, and the inputs that slots ask for."""
+
+@dataclass
+class Found:
+    """The gradients that a pass has found, by the way in which norms and sums are taken of them.
+
+    Attributes:
+        rows: Of small tensors, in one row per example.
+        apart: Slots with operators of their own, the gradients of their leaves, and their inputs.
+        whole: Of all other tensors.
+    """
+
+    rows: Tensor | None = None
+    apart: list[tuple[Slot, list[Tensor], Tensor | None]] = field(default_factory=list)
+    whole: list[Tensor] = field(default_factory=list)
+
 
 _ROUNDED_UP = 1 + 2e-4
 """Squared norms are summed in float32 here; rounded up by this, they are never too small."""
@@ -91,14 +105,21 @@ class Compiled:
         self.taps = Taps(engine, x, examples, dtype, way=way, memory=memory)
         self._order = tuple(engine.trainable)
         self._fresh: tuple[int, ...] = ()
+        slots = self.taps.slots
+        self._together = Together([s for s in slots if Together.takes(s)])
+        self._whole = [s for s in slots if isinstance(s, Whole) and not Together.takes(s)]
+        self._columns = {
+            names: torch.tensor([self._order.index(n) for n in names], device=x.device)
+            for names in (self._together.names, *(slot.names for slot in slots))
+        }
         self._forward = torch.compile(self._losses, dynamic=False, fullgraph=True)
-        self._norms = torch.compile(self._squared, dynamic=False, fullgraph=True)
-        self._sums = torch.compile(self._summed, dynamic=False, fullgraph=True)
+        self._norms = torch.compile(self._squared_whole, dynamic=False, fullgraph=True)
+        self._sums = torch.compile(self._summed_whole, dynamic=False, fullgraph=True)
         self._pool = Pool()
         self._copy = Replayed(self._copied, aside=True)
         self._pass = Replayed(self._run, pool=self._pool)
         self._sum: dict[int, Replayed] = {}
-        self._found: Found = [], []
+        self._found = Found()
         self._batch = 0
 
     @property
@@ -131,16 +152,17 @@ class Compiled:
         sums = partial(self._weighted, self._batch, self._found)
         return Fused(self._order, losses, outputs, squared, sums)
 
+    @torch.no_grad()
     def _weighted(self, batch: int, found: Found, weights: Tensor) -> list[Tensor]:
         """The weighted sum of a batch, by a graph of its own once the pass is one."""
         if not self._pass.captured:
-            return self._sums(*found, weights)
+            return self._summed(found, weights)
         if batch != self._batch:
             raise RuntimeError("the gradients of this batch are gone: another one has been run")
         columns = weights.shape[1]
         if columns not in self._sum:
             self._sum[columns] = Replayed(
-                lambda w: tuple(self._sums(*self._found, w)), pool=self._pool
+                lambda w: tuple(self._summed(self._found, w)), pool=self._pool
             )
         return list(self._sum[columns](weights))
 
@@ -151,8 +173,9 @@ class Compiled:
             leaves = [leaf for slot in self.taps.slots for leaf in slot.leaves()]
             grads = list(torch.autograd.grad(total, leaves))
         self.taps.stash.clear()
-        self._found = grads, [t.detach() for t in inputs]
-        return losses.detach(), outputs.detach(), self._norms(*self._found)
+        with torch.no_grad():
+            self._found = self._sorted(grads, [t.detach() for t in inputs])
+            return losses.detach(), outputs.detach(), self._squared(self._found)
 
     def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         views = self.engine.views
@@ -162,31 +185,62 @@ class Compiled:
         losses = self.engine.loss(outputs, targets).view(-1, views).mean(1)
         return losses.sum(), losses, outputs, list(self.taps.stash)
 
-    def _by_slot(
-        self, grads: list[Tensor], inputs: list[Tensor]
-    ) -> list[tuple[Slot, list[Tensor], Tensor | None]]:
-        """Each slot with the gradients of its leaves and, where it asks for it, its input."""
-        found, start = [], 0
+    def _sorted(self, grads: list[Tensor], inputs: list[Tensor]) -> Found:
+        """The gradients of all leaves, in the order of the slots, by ways."""
+        found, small, left = Found(), [], iter(grads)
         for slot in self.taps.slots:
-            count = len(slot.leaves())
-            found.append((slot, grads[start : start + count], self.taps.input_of(slot, inputs)))
-            start += count
+            own = [next(left) for _ in slot.leaves()]
+            if Together.takes(slot):
+                small += own
+            elif isinstance(slot, Whole):
+                found.whole += own
+            else:
+                found.apart.append((slot, own, self.taps.input_of(slot, inputs)))
+        found.rows = self._together.rows(small) if small else None
         return found
 
-    def _squared(self, grads: list[Tensor], inputs: list[Tensor]) -> Tensor:
+    def _squared(self, found: Found) -> Tensor:
+        """Squared norms `(examples, parameters)`."""
         columns: dict[str, Tensor] = {}
-        for slot, found, x in self._by_slot(grads, inputs):
-            columns.update(zip(slot.names, slot.squared(found, x), strict=True))
+        if found.rows is not None:
+            norms = self._together.squared(found.rows)
+            columns.update(zip(self._together.names, norms, strict=True))
+        for slot, own, x in found.apart:
+            columns.update(zip(slot.names, slot.squared(own, x), strict=True))
+        if found.whole:
+            columns.update(self._norms(found.whole))
         return torch.stack([columns[name] for name in self._order], 1)
 
-    def _summed(self, grads: list[Tensor], inputs: list[Tensor], weights: Tensor) -> list[Tensor]:
+    def _summed(self, found: Found, weights: Tensor) -> list[Tensor]:
+        """Weighted sums in the order of the parameters; one column of weights may serve all."""
         sums: dict[str, Tensor] = {}
-        for slot, found, x in self._by_slot(grads, inputs):
-            own = weights
-            if weights.shape[1] > 1:
-                own = weights[:, [self._order.index(name) for name in slot.names]]
-            sums.update(zip(slot.names, slot.summed(found, x, own), strict=True))
+        if found.rows is not None:
+            names = self._together.names
+            parts = self._together.summed(found.rows, self._own(names, weights))
+            sums.update(zip(names, parts, strict=True))
+        for slot, own, x in found.apart:
+            parts = slot.summed(own, x, self._own(slot.names, weights))
+            sums.update(zip(slot.names, parts, strict=True))
+        if found.whole:
+            every = [self._own(slot.names, weights) for slot in self._whole]
+            sums.update(self._sums(found.whole, every))
         return [sums[name] for name in self._order]
+
+    def _own(self, names: tuple[str, ...], weights: Tensor) -> Tensor:
+        """The columns of weights of some parameters; the one column if there is only one."""
+        return weights if weights.shape[1] == 1 else weights.index_select(1, self._columns[names])
+
+    def _squared_whole(self, grads: list[Tensor]) -> dict[str, Tensor]:
+        columns: dict[str, Tensor] = {}
+        for slot, own in zip(self._whole, grads, strict=True):
+            columns.update(zip(slot.names, slot.squared([own], None), strict=True))
+        return columns
+
+    def _summed_whole(self, grads: list[Tensor], weights: list[Tensor]) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+        for slot, own, columns in zip(self._whole, grads, weights, strict=True):
+            sums.update(zip(slot.names, slot.summed([own], None, columns), strict=True))
+        return sums
 
 
 __all__ = ["Compiled", "Fused", "NotCompiled"]

@@ -29,7 +29,8 @@ class FilterLeaves:
         geometry: How the convolution walks, and the views.
         direction: `(out, kh, kw, in)` for the statistics, or None.
         factors: `(out,)` for ghost norms of centred gradients, or None.
-        gradient: Leaf for gradients `(examples, out, kh, kw, in)`, or None if they are not kept.
+        gradient: Leaf for gradients `(examples, out, kh, kw, padded(in))`, or None if they are not
+            kept.
         statistics: Leaf for statistics `(examples, 1 or 3, out)`, or None.
         ghost: Leaf for squared norms `(examples,)`, or None.
         output: Leaf for gradients of the output, or None.

@@ -44,7 +44,7 @@ def conv_weight_gradients(
         grads: Tensor = torch.ops.sfumato.conv_gradients(x, d, None, geometry.numbers, views, True)[
             0
         ]
-        return grads.permute(0, 1, 4, 2, 3)
+        return grads[..., : x.shape[1]].permute(0, 1, 4, 2, 3)
     if groups == 1 and stride == (1, 1) and x.shape[1] >= 16 and kernel != (1, 1):
         area = x.shape[2] * x.shape[3]
         padded = (x.shape[2] + 2 * padding[0]) * (x.shape[3] + 2 * padding[1])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sfumato.privacy.compiled import Compiled, NotCompiled
 from sfumato.privacy.isolation import LOOSE, without
+from sfumato.privacy.precision import any_algorithm
 from sfumato.privacy.probe import Draws, is_random, out_of_memory
 from sfumato.privacy.replay import SETTLED
 from sfumato.privacy.state import undisturbed
@@ -26,11 +27,12 @@ def compiled_pass(engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype)
     that turns into NaN must not move the norm or the loss of any other.
     """
     try:
-        compiled = Compiled(engine, x, y.shape[0], precision)
         with undisturbed(engine.model):
-            draws = Draws.for_model(engine.model, engine.loss, x, y)
-            if is_random(engine.model, draws.x(3)):
-                raise NotCompiled("the model draws random numbers")
+            with any_algorithm():
+                compiled = Compiled(engine, x, y.shape[0], precision)
+                draws = Draws.for_model(engine.model, engine.loss, x, y)
+                if is_random(engine.model, draws.x(3)):
+                    raise NotCompiled("the model draws random numbers")
             _compare(compiled, engine, draws.x(x.shape[0]), draws.y(y.shape[0]), precision)
     except Exception as reason:
         if out_of_memory(reason):
@@ -57,7 +59,8 @@ def _compare(
         norms, losses = ours.squared_norms().clone(), ours.losses.clone()
         sums = [t.clone() for t in ours.weighted_sum(chosen)]
     every = torch.ones(len(picks), 1, device=x.device, dtype=torch.float64)
-    reference = engine._run("layers", x[rows], y[picks])
+    with any_algorithm():
+        reference = engine._run("layers", x[rows], y[picks])
     whole = reference.weighted_sum(every)
     lengths = reference.squared_norms().sum(1).sqrt()
 
@@ -68,7 +71,7 @@ def _compare(
 
     allowed = 2e-2, 2e-2
     if precision != torch.float32:
-        with torch.autocast(x.device.type, precision):
+        with any_algorithm(), torch.autocast(x.device.type, precision):
             usual = engine._run("layers", x[rows], y[picks])
         costs = off(usual.weighted_sum(every), usual.squared_norms())
         allowed = max(5e-2, 1.5 * costs[0]), max(5e-2, 1.5 * costs[1])

@@ -7,14 +7,15 @@ norms per example and into a weighted sum, both in the space of the parameters.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-from sfumato.kernels.definitions import ROUNDING, Geometry
+from sfumato.kernels.definitions import ROUNDING, Geometry, padded
 from sfumato.privacy.planning import Way
 
 Pullback = Callable[[Tensor], tuple[Tensor, ...]]
@@ -126,6 +127,56 @@ def _pulled(pullback: Pullback | None, sums: list[Tensor], count: int) -> list[T
     return [parts[k if len(parts) > 1 else 0][k].squeeze(0) for k in range(count)]
 
 
+class Together:
+    """Small tensors that are parameters themselves: their gradients lie in one row per example.
+
+    Args:
+        slots: Theirs.
+    """
+
+    MOST = 4096
+    """Numbers of a tensor that is still small."""
+
+    def __init__(self, slots: Sequence[Whole]) -> None:
+        self.slots = list(slots)
+        self.names = tuple(name for slot in slots for name in slot.names)
+        self._ends = list(itertools.accumulate((slot.value.numel() for slot in slots), initial=0))
+        where = slots[0].value.device if slots else None
+        self._starts = torch.tensor(self._ends, dtype=torch.int32, device=where)
+
+    @classmethod
+    def takes(cls, slot: Slot) -> TypeGuard[Whole]:
+        """Whether a slot is one of these."""
+        small = slot.value.numel() <= cls.MOST
+        return isinstance(slot, Whole) and slot.pullback is None and small
+
+    def rows(self, found: Sequence[Tensor]) -> Tensor:
+        """The gradients of all leaves, `(examples, numbers)`."""
+        return torch.cat([gradient.flatten(1) for gradient in found], 1)
+
+    def squared(self, rows: Tensor) -> Sequence[Tensor]:
+        """Squared norms `(examples,)`, one for each parameter."""
+        norms: Tensor = torch.ops.sfumato.segment_norms(rows, self._starts)
+        return norms.unbind(1)
+
+    def summed(self, rows: Tensor, weights: Tensor) -> list[Tensor]:
+        """Weighted sums in float32, one for each parameter, with weights in the order of `names`.
+
+        One column of weights serves all parameters.
+        """
+        places = list(itertools.pairwise(self._ends))
+        if weights.shape[1] == 1:
+            whole = torch.ops.sfumato.row_sum(rows, weights[:, 0])
+            parts = [whole[a:b] for a, b in places]
+        else:
+            columns = weights.unbind(1)
+            parts = [
+                torch.ops.sfumato.row_sum(rows[:, a:b], own)
+                for (a, b), own in zip(places, columns, strict=True)
+            ]
+        return [part.view(slot.value.shape) for part, slot in zip(parts, self.slots, strict=True)]
+
+
 @dataclass
 class Matrix:
     """Keeps of a linear layer's gradients those of its outputs: a ghost norm, and one product.
@@ -179,16 +230,10 @@ class Matrix:
 class FilterStep(Protocol):
     """A parametrisation whose norms follow from statistics of each filter's gradient."""
 
-    def direction(self, raw: Tensor) -> Tensor:
-        """What to multiply gradients by, shaped as the raw weight."""
-        ...
-
-    def squared_norms(self, raw: Tensor, statistics: Tensor, rounding: float) -> tuple[Tensor, ...]:
-        """Squared norms of each parameter's gradients, `(examples,)`."""
-        ...
-
-    def scales(self, raw: Tensor) -> Tensor:
-        """What the gradient of each bare filter, without its mean, is at most multiplied by."""
+    def prepared(self, raw: Tensor, *, bare: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """The weight (without its gain if `bare`), the centred filters, both shaped as the raw
+        weight, and `(4, out)`; see `sfumato.kernels.definitions.FACTORS`.
+        """
         ...
 
 
@@ -204,8 +249,9 @@ class Filters:
         geometry: How the convolution walks.
         step: The parametrisation of the filters, or None for plain ones.
         raw: The raw weight of that parametrisation.
-        directions: The step's direction at a fixed address, `(out, kh, kw, in)`.
-        factors: The step's scales at a fixed address, `(out,)`.
+        centred: The step's centred filters at a fixed address, `(out, kh, kw, in)`, in float32.
+        directions: The same in the precision of the pass, where statistics need it.
+        factors: The step's factors at a fixed address, `(4, out)`.
     """
 
     names: tuple[str, ...]
@@ -215,9 +261,9 @@ class Filters:
     geometry: Geometry
     examples: int
     output_shape: tuple[int, ...]
-    pullback: Pullback | None
     step: FilterStep | None
     raw: Tensor | None
+    centred: Tensor | None = field(init=False, default=None)
     directions: Tensor | None = field(init=False, default=None)
     factors: Tensor | None = field(init=False, default=None)
     gradient: Tensor | None = field(init=False, default=None)
@@ -229,17 +275,19 @@ class Filters:
         out, channels = self.value.shape[:2]
         one = (out, *self.geometry.kernel, channels)
         wide = torch.promote_types(self.value.dtype, torch.float32)
+        if self.step is not None:
+            self.centred = self.value.new_zeros(one, dtype=wide)
+            self.factors = self.value.new_zeros((4, out), dtype=wide)
         if self.way == "ghost":
             self.ghost = zeros(self.value, self.examples, dtype=wide)
-            if self.step is not None:
-                self.factors = self.value.new_zeros(out, dtype=wide)
         else:
             count = 1 if self.step is None else 3
             self.statistics = zeros(self.value, self.examples, count, out, dtype=wide)
             if self.step is not None:
                 self.directions = self.value.new_zeros(one)
         if self.way == "materialise":
-            self.gradient = zeros(self.value, self.examples, *one)
+            lain = (out, *self.geometry.kernel, padded(channels))
+            self.gradient = zeros(self.value, self.examples, *lain)
         else:
             self.output = zeros(self.value, *self.output_shape)
 
@@ -248,6 +296,11 @@ class Filters:
         """Where the sum is one more product."""
         return self.output is not None
 
+    @property
+    def scales(self) -> Tensor | None:
+        """What ghost norms multiply each filter's gradient by, `(out,)`, or None for nothing."""
+        return self.factors[0] if self.way == "ghost" and self.factors is not None else None
+
     def leaves(self) -> list[Tensor]:
         """Norms or statistics first, then gradients of the filters or of the output."""
         every = (self.ghost, self.statistics, self.gradient, self.output)
@@ -255,36 +308,46 @@ class Filters:
 
     def refresh(self) -> None:
         """Take the parameters' current values."""
-        self.value.copy_(self.read())
         if self.step is None or self.raw is None:
+            self.value.copy_(self.read())
             return
+        assert self.centred is not None and self.factors is not None
+        bare = self.way == "ghost"
+        weight, centred, factors = self.step.prepared(self.raw.detach(), bare=bare)
+        self.value.copy_(weight)
+        self.centred.copy_(centred.permute(0, 2, 3, 1))
+        self.factors.copy_(factors)
         if self.directions is not None:
-            self.directions.copy_(self.step.direction(self.raw.detach()).permute(0, 2, 3, 1))
-        if self.factors is not None:
-            self.factors.copy_(self.step.scales(self.raw.detach()))
+            self.directions.copy_(self.centred)
 
     def squared(self, found: list[Tensor], x: Tensor | None) -> Sequence[Tensor]:
         """Norms from what the operators have found."""
         if self.way == "ghost":
             return found[:1]
-        if self.step is None or self.raw is None or self.directions is None:
+        if self.directions is None:
             return [found[0][:, 0].sum(1)]
+        entries = self.directions[0].numel()
         rounding = torch.finfo(self.directions.dtype).eps / 2
-        return self.step.squared_norms(self.raw.detach(), found[0], rounding)
+        norms = torch.ops.sfumato.filter_norms(found[0], self.factors, entries, rounding)
+        return list(norms.unbind(1)[: len(self.names)])
 
     def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
         """From the gradients if they were kept, else by one more product."""
-        sums = []
+        parts = []
         for k in range(len(self.names) if weights.shape[1] > 1 else 1):
-            if self.way == "materialise":
-                wide = at_least_float32(found[1])
-                column = _column(weights, k, wide)
-                total = torch.where(column == 0, 0.0, wide * column).sum(0)
-            else:
-                assert x is not None
-                total = torch.ops.sfumato.weighted_sum(
-                    x, found[1], weights[:, k if weights.shape[1] > 1 else 0].contiguous(),
-                    self.geometry.numbers, self.geometry.views,
-                )  # fmt: skip
-            sums.append(total.permute(0, 3, 1, 2))
-        return _pulled(self.pullback, sums, len(self.names))
+            total = self._total(found[1], x, weights[:, k])
+            back = (total,)
+            if self.step is not None:
+                back = torch.ops.sfumato.filter_pullback(total, self.centred, self.factors)
+            parts.append((back[0].permute(0, 3, 1, 2), *back[1:]))
+        return [parts[k if len(parts) > 1 else 0][k] for k in range(len(self.names))]
+
+    def _total(self, kept: Tensor, x: Tensor | None, weights: Tensor) -> Tensor:
+        """The weighted sum of the gradients of the filters, `(out, kh, kw, in)`."""
+        total: Tensor
+        if self.way == "materialise":
+            total = torch.ops.sfumato.row_sum(kept, weights)
+            return total[..., : self.value.shape[1]]
+        at = self.geometry
+        total = torch.ops.sfumato.weighted_sum(x, kept, weights.contiguous(), at.numbers, at.views)
+        return total

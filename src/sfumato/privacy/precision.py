@@ -40,6 +40,19 @@ def full_precision(device: torch.device) -> Iterator[None]:
                 switch.fp32_precision = before
 
 
+@contextmanager
+def any_algorithm() -> Iterator[None]:
+    """Take cuDNN's first guess of an algorithm: to search for a better one costs more than it saves
+    where a shape is met once or twice.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def widest(device: torch.device) -> torch.dtype:
     """The widest floating-point type of a device: float64, but for Apple's GPUs."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -28,7 +28,7 @@ from sfumato.privacy.isolation import (
 )
 from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
-from sfumato.privacy.precision import full_precision
+from sfumato.privacy.precision import any_algorithm, full_precision
 from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.state import PROBE_SEED, Snapshot, Still, seed, undisturbed
 from sfumato.privacy.summing import Gradients
@@ -133,7 +133,7 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
     """
     model = engine.model
     engine.passed_over.clear()
-    with undisturbed(model), full_precision(x.device):
+    with undisturbed(model), full_precision(x.device), any_algorithm():
         draws = Draws.for_model(model, engine.loss, x, y)
         trials = [(engine, draws.like_x.dtype)]
         comparison: Comparison = "not at all"

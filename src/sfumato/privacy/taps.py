@@ -148,7 +148,7 @@ class Taps:
         gain = self._gain(slot)
         within = (bias, bias_leaf) if gain is None else (None, None)
         leaves = fast_layers.FilterLeaves(
-            slot.value, *within, slot.geometry, slot.directions, slot.factors, slot.gradient,
+            slot.value, *within, slot.geometry, slot.directions, slot.scales, slot.gradient,
             slot.statistics, slot.ghost, slot.output,
         )  # fmt: skip
         keep = slot.asks
@@ -239,19 +239,18 @@ class Taps:
         value = module.weight
         assert isinstance(value, Tensor)
         step = _step(module, "weight")
-        if step is not None and not hasattr(step, "squared_norms"):
+        if step is not None and not hasattr(step, "prepared"):
             return None
-        names, pullback = self._behind(module, "weight", value)
+        names, _ = self._behind(module, "weight", value)
         read: Callable[[], Tensor] = partial(getattr, module, "weight")
         raw = None
         if step is not None:
             raw = module.parametrizations["weight"].original  # type: ignore[union-attr, index]
             if way == "ghost":
                 names, read = names[:1], partial(step.bare, raw)
-                pullback = partial(_pullback_bare, step, raw)
         static = _static(read(), self.dtype)
         output = (self.examples * self.engine.views, *shape[1:])
-        slot = Filters(names, read, static, way, at, self.examples, output, pullback, step, raw)
+        slot = Filters(names, read, static, way, at, self.examples, output, step, raw)
         self._add(self._key(module, "weight"), slot)
         return slot
 
@@ -340,7 +339,7 @@ def convolutions(
             continue
         assert isinstance(module, nn.Conv2d)
         step = _step(module, "weight")
-        known = not parametrize.is_parametrized(module, "weight") or hasattr(step, "squared_norms")
+        known = not parametrize.is_parametrized(module, "weight") or hasattr(step, "prepared")
         at = geometry_of(module, engine.views)
         if not known or at is None or not module.weight.requires_grad:
             continue
@@ -356,10 +355,6 @@ def _step(module: nn.Module, name: str) -> Any:
         return None
     steps = list(module.parametrizations[name])  # type: ignore[index]
     return steps[0] if len(steps) == 1 else None
-
-
-def _pullback_bare(step: Any, raw: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-    return (step.pullback_bare(raw.detach(), gradient),)
 
 
 def _free(device: torch.device) -> int:
