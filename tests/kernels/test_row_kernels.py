@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -67,6 +68,23 @@ def compare(device: str, dtype: torch.dtype, tolerance: float) -> None:
         )
         for ours, defined in pairs:
             close(ours, defined, 1e-5)
+
+    for (filters, channels, kernel), plain, gain in itertools.product(
+        [(1, 2, 1), (5, 3, 3), (7, 130, 3)], (True, False), (True, False)
+    ):
+        raw = torch.randn(filters, channels, kernel, kernel, device=device)
+        raw[0] *= 1e-6
+        own = torch.randn(filters, device=device) if gain else None
+        weight, centred, factors = definitions.standardise(raw, own, plain, 1e-4)
+        into = [
+            torch.empty_like(weight, memory_format=torch.channels_last),
+            *(torch.empty_like(centred.permute(0, 2, 3, 1).contiguous()) for _ in range(2)),
+            torch.empty_like(factors),
+        ]
+        kernels.standardise(raw, own, *into, plain, 1e-4)
+        wanted = [weight, *2 * [centred.permute(0, 2, 3, 1)], factors]
+        for ours, defined in zip(into, wanted, strict=True):
+            torch.testing.assert_close(ours, defined, rtol=2e-4, atol=1e-6)
 
 
 def close(ours: Tensor, wanted: Tensor, tolerance: float) -> None:

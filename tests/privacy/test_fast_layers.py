@@ -110,7 +110,8 @@ def test_norms_of_standardised_filters_follow_from_three_numbers(form: str, gain
     if gain:
         nn.init.normal_(step.gain)
     gradients = torch.randn(7, *raw.shape).double()
-    weight, direction, factors = step.prepared(raw)
+    own = step.gain.detach() if gain else None
+    weight, direction, factors = definitions.standardise(raw, own, step.plain, step.eps)
     torch.testing.assert_close(weight, conv.weight)
     over = (2, 3, 4)
     numbers = [gradients.square().sum(over), gradients.sum(over), (gradients * direction).sum(over)]
@@ -126,7 +127,7 @@ def test_norms_of_standardised_filters_follow_from_three_numbers(form: str, gain
         for ours, every in zip(pulled, back, strict=False):
             torch.testing.assert_close(ours, every[place])
     bare = step.pullback_bare(raw, gradients).flatten(1).square().sum(1)
-    weight, _, (scale, _, _, one) = step.prepared(raw, bare=True)
+    weight, _, (scale, _, _, one) = definitions.standardise(raw, None, step.plain, step.eps)
     torch.testing.assert_close(weight, step.bare(raw))
     assert bool((one == 1).all())
     bound = (scale.square() * (numbers[0] - numbers[1].square() / raw[0].numel())).sum(1)

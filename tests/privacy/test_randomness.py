@@ -10,7 +10,7 @@ import torch
 
 from sfumato.errors import UserError
 from sfumato.privacy import Randomness
-from sfumato.privacy.noise import fill_twister
+from sfumato.privacy.noise import fill_twister, shaped_like
 
 
 def numbers(randomness: Randomness, step: int = 1, purpose: str = "noise") -> torch.Tensor:
@@ -101,3 +101,20 @@ def test_unknown_layout_is_an_error(monkeypatch) -> None:
     monkeypatch.setattr("sfumato.privacy.noise._BYTES", 100)
     with pytest.raises(RuntimeError, match="form unknown"):
         fill_twister(generator, bytes(4 * 624))
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (7,), (3, 4), (2, 3, 4, 5), (6, 5, 1, 1), (1, 4, 3, 3), (4, 1, 3, 3)]
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_every_coordinate_gets_a_number_of_its_own(shape: tuple[int, ...], last: bool) -> None:
+    like = torch.zeros(shape)
+    if last and like.dim() == 4:
+        like = like.contiguous(memory_format=torch.channels_last)
+    count = like.numel()
+    numbers = torch.arange(count + 3.0)[3:]
+    found = shaped_like(numbers, like)
+    assert found.shape == like.shape
+    assert sorted(found.flatten().tolist()) == numbers.tolist()
+    if like.dim() == 4:
+        assert found.stride() == like.stride()

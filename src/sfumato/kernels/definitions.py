@@ -132,6 +132,42 @@ with `centred` the raw filter without its mean and `squares` the squared norm of
 has the gradient scale * (g . centred).
 """
 
+TINY = 1e-20
+"""A floor under the variance of the plain form, whose root has no gradient at 0."""
+
+
+def standardise(
+    raw: Tensor, gain: Tensor | None, plain: bool, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Standardised filters, and what their derivative needs.
+
+    Args:
+        raw: `(out, ...)`, the raw filters.
+        gain: `(out,)`, or None for a gain of 1.
+        plain: Whether filters are divided by their standard deviation plus `eps`; else by the norm
+            of the centred filter, the square of which is at least `eps`.
+        eps: The constant.
+
+    Returns:
+        The filters and the centred raw filters, both shaped as `raw`, and `(4, out)` as `FACTORS`.
+    """
+    flat = raw.flatten(1)
+    centred = flat - flat.mean(1, keepdim=True)
+    squares = centred.square().sum(1)
+    if plain:
+        deviation = (squares / flat.shape[1]).clamp_min(TINY).sqrt()
+        scale = 1 / (deviation + eps)
+        shrink = scale.square() / (deviation * flat.shape[1])
+    else:
+        scale = squares.clamp_min(eps).rsqrt()
+        shrink = torch.where(squares > eps, scale.pow(3), 0.0)
+    factors = torch.stack(
+        [scale, shrink, squares, torch.ones_like(scale) if gain is None else gain]
+    )
+    weight = centred * (scale * factors[3]).unsqueeze(1)
+    return weight.view(raw.shape), centred.view(raw.shape), factors
+
+
 _LOST = 1e-5
 """More than float32 sums over a filter lose of the sum of squares."""
 

@@ -116,6 +116,51 @@ def filter_pullback(total: Tensor, centred: Tensor, factors: Tensor) -> tuple[Te
     return definitions.filter_pullback(total, centred, factors)
 
 
+@torch.library.custom_op(
+    "sfumato::standardise", mutates_args=("value", "centred", "direction", "factors")
+)
+def standardise(
+    raw: Tensor,
+    gain: Tensor | None,
+    value: Tensor,
+    centred: Tensor,
+    direction: Tensor,
+    factors: Tensor,
+    plain: bool,
+    eps: float,
+) -> None:
+    """Write standardised filters, and what their derivative needs, where they belong.
+
+    Args:
+        raw: The raw filters `(out, in, kh, kw)`.
+        gain: `(out,)`, or None for a gain of 1.
+        value: Receives the filters, like `raw`, with channels last.
+        centred: Receives the centred filters, `(out, kh, kw, in)`.
+        direction: Receives the same, rounded to its own precision.
+        factors: Receives `(4, out)`, see `definitions.FACTORS`.
+        plain: See `definitions.standardise`, and so for `eps`.
+        eps: The constant.
+    """
+    _write_standardised(raw, gain, value, centred, direction, factors, plain, eps)
+
+
+def _write_standardised(
+    raw: Tensor,
+    gain: Tensor | None,
+    value: Tensor,
+    centred: Tensor,
+    direction: Tensor,
+    factors: Tensor,
+    plain: bool,
+    eps: float,
+) -> None:
+    weight, c, found = definitions.standardise(raw, gain, plain, eps)
+    value.copy_(weight)
+    for into in (centred, direction):
+        into.copy_(c.permute(0, 2, 3, 1))
+    factors.copy_(found)
+
+
 def _count(direction: Tensor | None) -> int:
     return 1 if direction is None else 3
 
@@ -171,6 +216,22 @@ def _filter_pullback_on_cuda(
 ) -> tuple[Tensor, Tensor]:
     found: tuple[Tensor, Tensor] = _rows().filter_pullback(total, centred, factors)
     return found
+
+
+@standardise.register_kernel("cuda")
+def _standardise_on_cuda(
+    raw: Tensor,
+    gain: Tensor | None,
+    value: Tensor,
+    centred: Tensor,
+    direction: Tensor,
+    factors: Tensor,
+    plain: bool,
+    eps: float,
+) -> None:
+    here = _rows() is not definitions and value.is_contiguous(memory_format=torch.channels_last)
+    write = _rows().standardise if here else _write_standardised
+    write(raw, gain, value, centred, direction, factors, plain, eps)
 
 
 @cache

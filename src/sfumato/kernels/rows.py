@@ -1,4 +1,4 @@
-"""Sums and norms over rows that belong to examples, one launch for all of them.
+"""Sums and norms over rows that belong to examples, and filters that are rows of weights.
 
 See `sfumato.kernels.definitions` for what is computed.
 """
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.kernels.definitions import _LOST
+from sfumato.kernels.definitions import _LOST, TINY
 from sfumato.kernels.warming import launch
 
 
@@ -123,6 +123,49 @@ def _filter_pullback(  # type: ignore[no-untyped-def]
     tl.store(gains + o, scale * along)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _standardise(  # type: ignore[no-untyped-def]
+    raw, gain, value, centred, direction, factors, filters, numbers, eps, tiny,
+    PLAIN: tl.constexpr, GAIN: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """One filter, read three times: its mean, its squared norm, and what is made of it."""
+    o = tl.program_id(0)
+    raw += o * numbers
+    sums = tl.zeros((BN,), tl.float32)
+    for start in range(0, numbers, BN):
+        n = start + tl.arange(0, BN)
+        sums += tl.load(raw + n, mask=n < numbers, other=0.0).to(tl.float32)
+    mean = tl.sum(sums, 0) / numbers
+    sums = tl.zeros((BN,), tl.float32)
+    for start in range(0, numbers, BN):
+        n = start + tl.arange(0, BN)
+        c = tl.load(raw + n, mask=n < numbers, other=0.0).to(tl.float32) - mean
+        sums += tl.where(n < numbers, c * c, 0.0)
+    squares = tl.sum(sums, 0)
+    if PLAIN:
+        deviation = tl.sqrt(tl.maximum(squares / numbers, tiny))
+        scale = 1 / (deviation + eps)
+        shrink = scale * scale / (deviation * numbers)
+    else:
+        scale = 1 / tl.sqrt(tl.maximum(squares, eps))
+        shrink = tl.where(squares > eps, scale * scale * scale, 0.0)
+    factor = tl.full((), 1.0, tl.float32)
+    if GAIN:
+        factor = tl.load(gain + o).to(tl.float32)
+    tl.store(factors + o, scale)
+    tl.store(factors + filters + o, shrink)
+    tl.store(factors + 2 * filters + o, squares)
+    tl.store(factors + 3 * filters + o, factor)
+    for start in range(0, numbers, BN):
+        n = start + tl.arange(0, BN)
+        c = tl.load(raw + n, mask=n < numbers, other=0.0).to(tl.float32) - mean
+        at = o * numbers + n
+        tl.store(centred + at, c, mask=n < numbers)
+        tl.store(direction + at, c.to(direction.dtype.element_ty), mask=n < numbers)
+        weight = c * (scale * factor)
+        tl.store(value + at, weight.to(value.dtype.element_ty), mask=n < numbers)
+
+
 _PROGRAMS = 1056
 """Programs to spread a sum over: eight for each multiprocessor of an H200."""
 
@@ -179,6 +222,26 @@ def filter_pullback(total: Tensor, centred: Tensor, factors: Tensor) -> tuple[Te
         BN=1024, num_warps=4,
     )  # fmt: skip
     return own, gains
+
+
+def standardise(
+    raw: Tensor,
+    gain: Tensor | None,
+    value: Tensor,
+    centred: Tensor,
+    direction: Tensor,
+    factors: Tensor,
+    plain: bool,
+    eps: float,
+) -> None:
+    """Write standardised filters where they belong; see `operators.standardise`."""
+    raw = raw.permute(0, 2, 3, 1).contiguous()
+    filters, numbers = raw.shape[0], raw[0].numel()
+    launch(
+        _standardise, (filters,),
+        raw, raw if gain is None else gain, value.permute(0, 2, 3, 1), centred, direction, factors,
+        filters, numbers, eps, TINY, plain, gain is not None, BN=1024, num_warps=4,
+    )  # fmt: skip
 
 
 def _flat(rows: Tensor) -> Tensor:

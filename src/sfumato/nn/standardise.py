@@ -77,28 +77,10 @@ class WeightStandardisation(nn.Module):
             shrink = scale.square() / (deviation * flat.shape[1])
         return centred, squares, scale, shrink
 
-    def prepared(self, raw: Tensor, *, bare: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """The weight, and what its derivative needs; each is computed once.
-
-        The derivative, transposed, takes a gradient g of a filter to
-        `gain * (scale * (g - mean of g) - shrink * (g . c) * c)` with c the centred raw filter; the
-        gain's gradient is `scale * (g . c)`.
-
-        Args:
-            raw: The raw weight.
-            bare: Whether the gain is left out, that is 1.
-
-        Returns:
-            The weight and the centred filters, shaped as the raw weight, and `(4, filters)`: scale,
-            shrink, the squared norm of c, and the gain.
-        """
-        centred, squares, scale, shrink = self._derivative(raw)
-        weight, gain = centred * scale, torch.ones_like(scale)
-        if self.gain is not None and not bare:
-            gain = self.gain.detach().unsqueeze(-1)
-            weight = weight * gain
-        factors = torch.stack([scale, shrink, squares, gain]).squeeze(-1)
-        return weight.view_as(raw), centred.view_as(raw), factors
+    @property
+    def plain(self) -> bool:
+        """Whether the form is `plain`; `de` otherwise."""
+        return self.form == "plain"
 
     def bare(self, raw: Tensor) -> Tensor:
         """The standardised weight without the gain."""

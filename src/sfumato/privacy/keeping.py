@@ -228,13 +228,17 @@ class Matrix:
 
 
 class FilterStep(Protocol):
-    """A parametrisation whose norms follow from statistics of each filter's gradient."""
+    """Standardisation of filters, whose norms follow from statistics of each filter's gradient.
 
-    def prepared(self, raw: Tensor, *, bare: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """The weight (without its gain if `bare`), the centred filters, both shaped as the raw
-        weight, and `(4, out)`; see `sfumato.kernels.definitions.FACTORS`.
-        """
-        ...
+    Attributes:
+        plain: See `sfumato.kernels.definitions.standardise`, and so for `eps`.
+        eps: The constant.
+        gain: One factor per filter, or None.
+    """
+
+    plain: bool
+    eps: float
+    gain: Tensor | None
 
 
 @dataclass
@@ -249,9 +253,10 @@ class Filters:
         geometry: How the convolution walks.
         step: The parametrisation of the filters, or None for plain ones.
         raw: The raw weight of that parametrisation.
-        centred: The step's centred filters at a fixed address, `(out, kh, kw, in)`, in float32.
-        directions: The same in the precision of the pass, where statistics need it.
-        factors: The step's factors at a fixed address, `(4, out)`.
+        centred: The centred raw filters at a fixed address, `(out, kh, kw, in)`, in float32.
+        directions: The same in the precision of the pass.
+        factors: What the step's derivative does, at a fixed address; see
+            `sfumato.kernels.definitions.FACTORS`.
     """
 
     names: tuple[str, ...]
@@ -277,14 +282,13 @@ class Filters:
         wide = torch.promote_types(self.value.dtype, torch.float32)
         if self.step is not None:
             self.centred = self.value.new_zeros(one, dtype=wide)
+            self.directions = self.value.new_zeros(one)
             self.factors = self.value.new_zeros((4, out), dtype=wide)
         if self.way == "ghost":
             self.ghost = zeros(self.value, self.examples, dtype=wide)
         else:
             count = 1 if self.step is None else 3
             self.statistics = zeros(self.value, self.examples, count, out, dtype=wide)
-            if self.step is not None:
-                self.directions = self.value.new_zeros(one)
         if self.way == "materialise":
             lain = (out, *self.geometry.kernel, padded(channels))
             self.gradient = zeros(self.value, self.examples, *lain)
@@ -311,14 +315,11 @@ class Filters:
         if self.step is None or self.raw is None:
             self.value.copy_(self.read())
             return
-        assert self.centred is not None and self.factors is not None
-        bare = self.way == "ghost"
-        weight, centred, factors = self.step.prepared(self.raw.detach(), bare=bare)
-        self.value.copy_(weight)
-        self.centred.copy_(centred.permute(0, 2, 3, 1))
-        self.factors.copy_(factors)
-        if self.directions is not None:
-            self.directions.copy_(self.centred)
+        gain = None if self.way == "ghost" or self.step.gain is None else self.step.gain.detach()
+        torch.ops.sfumato.standardise(
+            self.raw.detach(), gain, self.value, self.centred, self.directions, self.factors,
+            self.step.plain, self.step.eps,
+        )  # fmt: skip
 
     def squared(self, found: list[Tensor], x: Tensor | None) -> Sequence[Tensor]:
         """Norms from what the operators have found."""

@@ -12,7 +12,7 @@ from sfumato.privacy.accounting import AccountantName, Step, merge
 from sfumato.privacy.accounting import epsilon as account
 from sfumato.privacy.clipping import ClippingRule
 from sfumato.privacy.gradients import Loss, PerExample, cross_entropy
-from sfumato.privacy.noise import GaussianNoise
+from sfumato.privacy.noise import GaussianNoise, shaped_like
 from sfumato.privacy.precision import widest
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
@@ -241,7 +241,14 @@ class PrivateGradients:
 
 
 def _zeros(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {
-        name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
-        for name, p in parameters.items()
-    }
+    """A zero for each parameter, in float32 at least, out of one allocation for all that can."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, p in parameters.items():
+        kind = p.device, torch.promote_types(p.dtype, torch.float32)
+        kinds.setdefault(kind, []).append(name)
+    found: dict[str, Tensor] = {}
+    for (device, dtype), names in kinds.items():
+        sizes = [parameters[name].numel() for name in names]
+        parts = torch.split(torch.zeros(sum(sizes), device=device, dtype=dtype), sizes)
+        found |= {n: shaped_like(part, parameters[n]) for n, part in zip(names, parts, strict=True)}
+    return {name: found[name] for name in parameters}

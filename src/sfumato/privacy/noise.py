@@ -58,8 +58,18 @@ class GaussianNoise:
         (device, dtype), sizes = kinds.pop(), [t.numel() for t in totals]
         noise = torch.randn(sum(sizes), generator=generator, device=device, dtype=dtype)
         drawn = torch.split(noise, sizes)
-        parts = [n.view(t.shape) for n, t in zip(drawn, totals, strict=True)]
+        parts = [shaped_like(n, t) for n, t in zip(drawn, totals, strict=True)]
         return list(torch._foreach_add(list(totals), parts, alpha=self.multiplier * sensitivity))
+
+
+def shaped_like(numbers: Tensor, like: Tensor) -> Tensor:
+    """As many numbers in the shape of a tensor, and where they can be in its order of memory.
+
+    Tensors that lie alike are added in a few kernels; others in one for each.
+    """
+    if like.is_contiguous() or not like.is_contiguous(memory_format=torch.channels_last):
+        return numbers.view(like.shape)
+    return numbers.as_strided(like.shape, like.stride(), numbers.storage_offset())
 
 
 @dataclass(frozen=True)

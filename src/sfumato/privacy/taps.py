@@ -239,7 +239,7 @@ class Taps:
         value = module.weight
         assert isinstance(value, Tensor)
         step = _step(module, "weight")
-        if step is not None and not hasattr(step, "prepared"):
+        if step is not None and not hasattr(step, "plain"):
             return None
         names, _ = self._behind(module, "weight", value)
         read: Callable[[], Tensor] = partial(getattr, module, "weight")
@@ -339,7 +339,7 @@ def convolutions(
             continue
         assert isinstance(module, nn.Conv2d)
         step = _step(module, "weight")
-        known = not parametrize.is_parametrized(module, "weight") or hasattr(step, "prepared")
+        known = not parametrize.is_parametrized(module, "weight") or hasattr(step, "plain")
         at = geometry_of(module, engine.views)
         if not known or at is None or not module.weight.requires_grad:
             continue
