@@ -118,7 +118,7 @@ def verdict_rows(found: Sequence[Verdict]) -> list[list[str]]:
         [
             v.claim,
             f"{'≤' if v.most else '≥'} {v.wanted:g}",
-            NONE if v.found is None else f"{v.found:.3g}",
+            NONE if v.found is None else f"{v.found:.4g}",
             v.word,
         ]
         for v in found
