@@ -17,6 +17,7 @@ from sfumato.privacy.gradients import PerExample
 from sfumato.privacy.keeping import Matrix
 from sfumato.privacy.layers import Own
 from sfumato.privacy.layers import group_norm as layered
+from sfumato.privacy.planning import Way
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +133,23 @@ def test_norms_of_standardised_filters_follow_from_three_numbers(form: str, gain
     assert bool((one == 1).all())
     bound = (scale.square() * (numbers[0] - numbers[1].square() / raw[0].numel())).sum(1)
     assert bool((bound >= bare * (1 - 1e-12)).all())
+
+
+@pytest.mark.parametrize("way", ["materialise", "norm-only", "ghost"])
+def test_odd_channels_are_filled_up_in_half_precision(way: Way) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 19, 3, padding=1), nn.Tanh(), nn.Conv2d(19, 21, 3, stride=2), nn.Tanh(),
+        nn.Conv2d(21, 5, 1), nn.Flatten(), nn.Linear(45, 4),
+    )  # fmt: skip
+    engine = PerExample(model, views=2, check=False)
+    x = torch.randn(6, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(0, 4, (3,))
+    reference = engine._run("layers", x, y)
+    ours = Compiled(engine, x, 3, torch.bfloat16, way=way)(x, y)
+    wanted = reference.squared_norms()
+    torch.testing.assert_close(ours.squared_norms(), wanted, rtol=0.1, atol=1e-3)
+    every = torch.ones(3, 1)
+    for a, b in zip(ours.weighted_sum(every), reference.weighted_sum(every), strict=True):
+        assert a.shape == b.shape
+        assert float((a - b).detach().norm() / b.detach().norm()) < 0.1

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.kernels.definitions import Geometry
+from sfumato.kernels.definitions import Geometry, padded
 from sfumato.privacy.layers import Own, _over_positions
 
 
@@ -67,6 +67,9 @@ class _Filters(torch.autograd.Function):
         numbers: tuple[int, ...],
         views: int,
     ) -> Tensor:
+        ctx.channels = x.shape[1]
+        if direction is None and factors is None:
+            x, weight = _filled(x), _filled(weight)
         ctx.save_for_backward(x, weight, direction, factors)
         ctx.settings = list(numbers), views
         y: Tensor = torch.ops.aten.convolution(
@@ -89,7 +92,7 @@ class _Filters(torch.autograd.Function):
             dx = torch.ops.aten.convolution_backward(
                 d, x, weight, None, numbers[2:4], numbers[4:6], numbers[6:8], False, (0, 0), 1,
                 [True, False, False],
-            )[0]  # fmt: skip
+            )[0][:, : ctx.channels]  # fmt: skip
         if needs_bias:
             db = _over_positions(d, views)
         if needs_statistics:
@@ -103,6 +106,16 @@ class _Filters(torch.autograd.Function):
             dx, None, None, None, None, db, grads, statistics, norms,
             d if needs_output else None, None, None,
         )  # fmt: skip
+
+
+def _filled(t: Tensor) -> Tensor:
+    """`(rows, channels, H, W)` in half precision with the channels that gradients are padded to.
+
+    Matrix units want a multiple of eight, and a compiler that writes the tensor anyway writes the
+    zeros with it.
+    """
+    missing = padded(t.shape[1]) - t.shape[1] if t.element_size() == 2 else 0
+    return torch.nn.functional.pad(t, (0, 0, 0, 0, 0, missing)) if missing else t
 
 
 _filters: Callable[..., Tensor] = _Filters.apply
