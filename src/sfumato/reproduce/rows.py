@@ -124,13 +124,21 @@ def _shoe_fit() -> Paper:
             }
             rows.append(_row("002", "figure 1", recipe, None, **bare))
     averaged = {"best": PLD | {"training.average": 0.999}}
+    larger = PLD | {
+        "privacy.tuned": "the validation accuracy of two runs on 50 000 of MNIST's 60 000 training "
+        "images: batches of 1024 for 40 epochs at a rate of 1, and of 2048 for 60 epochs at 3",
+        "training.batch": 2048,
+        "training.average": 0.98,
+        "optimizer.schedule": "cosine",
+        "optimizer.lr": 3.0,
+    }
     norms: dict[str, Any] = {"measures": ("activation-norm",)}
     summary = "figures 2 and 3, summary"
     tanh, relu = "tanh-mnist-eps2.93", "relu-mnist-eps2.93"
     rows += [
         _row(
             "002", summary, tanh, 98.1, "98.0 as the mean of ten runs in figure 2",
-            **norms, **averaged,
+            best=larger, **norms,
         ),
         _row("002", summary, relu, 96.6, **norms),
         _row("002", summary, tanh, 99.0, name="tanh-mnist-not-private", changes=_NOT_PRIVATE),
