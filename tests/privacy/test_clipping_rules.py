@@ -23,6 +23,7 @@ from sfumato.privacy import (
     Unclipped,
     one_at_a_time,
 )
+from sfumato.privacy.clipping import MARGIN
 from sfumato.privacy.grouping import group_parameters, layer_of
 
 RULES: dict[str, ClippingRule] = {
@@ -221,3 +222,11 @@ def test_without_privacy_nothing_is_clipped() -> None:
         [1, 1],
         [0, 0],
     ]
+
+
+def test_flat_clips_those_of_weight_below_one() -> None:
+    edge = 2.0 * (1 - MARGIN)
+    norms = torch.tensor([0.0, 1.0, edge * (1 - 1e-12), edge * (1 + 1e-12), 2.0, 9.0, math.inf])
+    squared = norms.double().square().unsqueeze(1) * torch.tensor([[0.25, 0.75]])
+    rule = Flat(2.0)
+    assert rule.clipped(squared).tolist() == (rule.weights(squared) < 1).any(1).tolist()

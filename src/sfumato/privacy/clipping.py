@@ -127,6 +127,10 @@ class Flat(ClippingRule):
         norm = squared_norms.sum(1).sqrt()
         return alike((self.clip * (1 - MARGIN) / norm).clamp(max=1), squared_norms)
 
+    def clipped(self, squared_norms: Tensor) -> Tensor:
+        """Those of weight below one."""
+        return squared_norms.sum(1).sqrt() > self.clip * (1 - MARGIN)
+
     def describe(self) -> str:
         """In words."""
         return f"each image's gradient scaled to norm at most C = {self.clip:g}"
