@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import AccountantName, Step, merge
 from sfumato.privacy.accounting import epsilon as account
-from sfumato.privacy.clipping import ClippingRule
+from sfumato.privacy.clipping import ClippingRule, Unclipped
 from sfumato.privacy.gradients import Loss, PerExample, cross_entropy
 from sfumato.privacy.noise import GaussianNoise, shaped_like
+from sfumato.privacy.ordinary import Ordinary
 from sfumato.privacy.precision import widest
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
@@ -118,7 +119,12 @@ class PrivateGradients:
         """
         if weights is not None and weights.shape != y.shape[:1]:
             raise ValueError(f"{y.shape[0]} examples have {tuple(weights.shape)} weights")
-        self._add(self.per_example(x, y), y, weights)
+        self._add(self._gradients(x, y), y, weights)
+
+    def _gradients(self, x: Tensor, y: Tensor) -> PerExampleGradients:
+        """Per-example gradients, or an ordinary backward pass where nobody asks for single ones."""
+        bare = isinstance(self._rule, Unclipped) and self.per_example.precision is None
+        return Ordinary(self.per_example, x, y) if bare and len(y) else self.per_example(x, y)
 
     def _add(self, gradients: PerExampleGradients, y: Tensor, weights: Tensor | None) -> None:
         drawn = torch.ones(y.shape[0], dtype=torch.bool, device=y.device)
