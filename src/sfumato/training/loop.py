@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data import Dataset, ImageStore
+from sfumato.data.views import ViewParameters
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.noise import Randomness
@@ -34,6 +35,7 @@ from sfumato.training import (
 )
 from sfumato.training.averaging import Average
 from sfumato.training.evaluation import evaluate
+from sfumato.training.features import frozen_features
 from sfumato.training.files import CHECKPOINTS
 from sfumato.training.interrupt import StopRequest
 from sfumato.training.metrics import Metrics
@@ -79,8 +81,12 @@ class Loop:
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         t = r.training
         self.views = setup.views(r)
+        self.store = self._store("train")
+        self.features = frozen_features(self.model, self.store, self.views)
+        if self.features is not None:
+            self.reporter.say(f"Only {self.features.path} is trained: what is frozen runs once.")
         self.private = PrivateGradients(
-            self.model,
+            self.model if self.features is None else self.features.end,
             sampler=self.plan.sampler,
             clipping=self.plan.clipping,
             noise=self.plan.noise,
@@ -97,7 +103,6 @@ class Loop:
             )
         self.epoch = 1 / self.plan.sampler.rate
         self.watch = schedules.watch(r, self.epoch)
-        self.store = self._store("train")
         self._unread = BatchStatistics()
         self.log_every = r.training.log_every or math.ceil(self.plan.steps / 60)
         self._spent: dict[int, float] = {}
@@ -262,7 +267,7 @@ class Loop:
             rows = torch.arange(position, position + self.physical_batch, device=self.device)
             rows = rows.clamp(max=draw.numel() - 1)
             try:
-                x, labels = self.views.fetch(self.store, batch.indices, parameters.take(rows))
+                x, labels = self._fetch(batch.indices, parameters.take(rows))
                 self.private.accumulate(x, labels, batch.weights)
             except RuntimeError as error:
                 if not trouble.out_of_memory(error) or self.physical_batch == 1:
@@ -270,6 +275,12 @@ class Loop:
                 self._halve()
                 continue
             position += self.physical_batch
+
+    def _fetch(self, indices: Tensor, parameters: ViewParameters) -> tuple[Tensor, Tensor]:
+        """What a physical batch of the draw consists of, and the labels."""
+        if self.features is not None:
+            return self.features.gather(indices)
+        return self.views.fetch(self.store, indices, parameters)
 
     def _halve(self) -> None:
         if self.device.type == "cuda":

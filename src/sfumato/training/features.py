@@ -1,0 +1,159 @@
+"""Frozen layers are run once: where only a network's end is trained, on images that do not change.
+
+What enters that end is the same for an image in every step. It is computed for all images before
+the first one, and steps go over it instead of over the images.
+
+*Guarantee:* Before anything is kept, the whole network passes the checks that come before a first
+batch, at the number of images that are run together, so that what is kept of an image depends on
+that image alone; and what the end makes of it must be what the network makes of the image.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.data.augment import Augment
+from sfumato.data.store import ImageStore
+from sfumato.data.views import Views
+from sfumato.privacy.gradients import PerExample
+from sfumato.privacy.probe import choose_method
+from sfumato.privacy.tracing import distance
+
+_MOST = 4 << 30
+"""Bytes that features may take."""
+
+_ROWS = 256
+"""Images that are run at once."""
+
+
+class Features:
+    """What enters the trained end of a network, for every training image.
+
+    Args:
+        model: The network, on the store's device.
+        path: Where its end is.
+        store: The training images.
+
+    Attributes:
+        end: The end, with its parameters' names in the network.
+    """
+
+    def __init__(self, model: nn.Module, path: str, store: ImageStore) -> None:
+        self.path, self.end = path, End(path, model.get_submodule(path))
+        self._model, self._store = model, store
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and labels at these positions, which may repeat.
+
+        The first call runs the frozen layers on all images, with the weights that they have then.
+        """
+        rows, labels = self._kept = self._kept or self._all()
+        where = indices.to(rows.device)
+        return rows.index_select(0, where), labels.index_select(0, where)
+
+    def fits(self) -> bool:
+        """Whether rows can be kept: one tensor enters the end, and nothing comes after it."""
+        x, _ = self._images(0)
+        (once, output), (again, _) = self._entering(x), self._entering(x)
+        if once is None or again is None or not torch.equal(once, again):
+            return False
+        if once.shape[0] != len(x) or once[0].numel() * 4 * len(self._store) > _MOST:
+            return False
+        with torch.no_grad():
+            return distance(output, self.end(once)) == 0
+
+    def _images(self, first: int) -> tuple[Tensor, Tensor]:
+        """Some images as a step has them, and their labels."""
+        device = self._store.device
+        where = torch.arange(first, min(first + _ROWS, len(self._store)), device=device)
+        return _AS_THEY_ARE.fetch(self._store, where, _AS_THEY_ARE.draw(len(where)).to(device))
+
+    def _entering(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What enters the end, if that is one tensor in one call; and the network's output."""
+        caught: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+        def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            caught.append((args, kwargs))
+
+        part = self._model.get_submodule(self.path)
+        hook = part.register_forward_pre_hook(catch, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                output: Tensor = self._model(x)
+        finally:
+            hook.remove()
+        if len(caught) != 1 or len(caught[0][0]) != 1 or caught[0][1]:
+            return None, output
+        found = caught[0][0][0]
+        return found if isinstance(found, Tensor) else None, output
+
+    def _all(self) -> tuple[Tensor, Tensor]:
+        choose_method(PerExample(self._model), *self._images(0))
+        rows, labels = [], []
+        for first in range(0, len(self._store), _ROWS):
+            x, y = self._images(first)
+            found, _ = self._entering(x)
+            if found is None or len(found) != len(x):
+                raise RuntimeError(f"what enters {self.path} is no longer one row for each image")
+            rows.append(found)
+            labels.append(y)
+        return torch.cat(rows), torch.cat(labels)
+
+
+class End(nn.Module):
+    """A part of a network by itself; its parameters are called as they are in the network."""
+
+    def __init__(self, path: str, part: nn.Module) -> None:
+        super().__init__()
+        self.path = path
+        holder: nn.Module = self
+        *above, own = path.split(".")
+        for name in above:
+            holder.add_module(name, nn.Module())
+            holder = holder.get_submodule(name)
+        holder.add_module(own, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The part's output."""
+        result: Tensor = self.get_submodule(self.path)(x)
+        return result
+
+
+def trained_end(model: nn.Module) -> str:
+    """The innermost module that has all trainable parameters; empty for the model itself."""
+    path, module = "", model
+    while True:
+        if any(p.requires_grad for p in module.parameters(recurse=False)):
+            return path
+        inside = [
+            (name, child)
+            for name, child in module.named_children()
+            if any(p.requires_grad for p in child.parameters())
+        ]
+        if len(inside) != 1:
+            return path
+        name, module = inside[0]
+        path = f"{path}.{name}" if path else name
+
+
+def frozen_features(model: nn.Module, store: ImageStore, views: Views) -> Features | None:
+    """What enters the trained end for every stored image, or None where it cannot be kept.
+
+    Args:
+        model: On the store's device.
+        store: The training images.
+        views: What a step makes of them.
+    """
+    path = trained_end(model)
+    frozen = any(not p.requires_grad for p in model.parameters())
+    if not path or not frozen or views != _AS_THEY_ARE or not len(store):
+        return None
+    found = Features(model, path, store)
+    return found if found.fits() else None
+
+
+_AS_THEY_ARE = Views(augment=Augment())

@@ -1,0 +1,176 @@
+"""Frozen layers are run once, and nothing but the time it takes changes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sfumato import data
+from sfumato.data.augment import Augment
+from sfumato.data.imageset import ImageSet
+from sfumato.data.store import ImageStore
+from sfumato.data.views import Views
+from sfumato.errors import UserError
+from sfumato.recipe import Recipe
+from sfumato.training import loop
+from sfumato.training.classifier import load
+from sfumato.training.features import Features, frozen_features, trained_end
+from sfumato.training.run import train
+
+PLAIN = Views(augment=Augment())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits as a file, and a public run on half of them."""
+    folder = tmp_path_factory.mktemp("features")
+    digits = data.load("digits").train
+    np.savez(folder / "open.npz", images=digits.images[:600, 0], labels=digits.labels[:600])
+    np.savez(folder / "scans.npz", images=digits.images[600:, 0], labels=digits.labels[600:])
+    public = {"data.public": True, "privacy.enabled": False, "training.seed": 1}
+    train(recipe(folder, "open", public), out=folder / "public", device="cpu")
+    return folder
+
+
+def recipe(place: Path, name: str, changes: dict[str, Any]) -> Recipe:
+    settings = {
+        "data.name": str(place / f"{name}.npz"),
+        "model.options.filters": 4,
+        "privacy.delta": 1e-4,
+        "privacy.epsilon": 4.0,
+        "privacy.accountant": "rdp",
+        "training.batch": 100,
+        "training.steps": 5,
+        "training.seed": 3,
+    }
+    return Recipe().replace(settings | changes)
+
+
+def store(channels: int = 2, examples: int = 300) -> ImageStore:
+    drawn = np.random.default_rng(0)
+    images = drawn.integers(0, 256, (examples, channels, 6, 6), dtype=np.uint8)
+    labels = drawn.integers(0, 3, examples)
+    constants = [0.5] * channels
+    return ImageStore(ImageSet(images, labels), mean=constants, std=constants)
+
+
+def network(*between: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    parts = OrderedDict[str, nn.Module](
+        conv=nn.Conv2d(2, 4, 3), between=nn.Sequential(*between), flatten=nn.Flatten(),
+        head=nn.Linear(64, 3),
+    )  # fmt: skip
+    model = nn.Sequential(parts)
+    return model.requires_grad_(False)
+
+
+def only_head(model: nn.Module) -> nn.Module:
+    model.get_submodule("head").requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"privacy.clipping": "per-layer"}, {"privacy.enabled": False}]
+)
+def test_a_run_is_the_same_as_over_images(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
+) -> None:
+    source = {"start.source": str(place / "public"), "start.train": ["head"]}
+    chosen, kept, real = recipe(place, "scans", source | extra), [], loop.frozen_features
+
+    def keeping(*arguments: Any) -> Features | None:
+        kept.append(real(*arguments))
+        return kept[-1]
+
+    monkeypatch.setattr(loop, "frozen_features", keeping)
+    train(chosen, out=tmp_path / "once", device="cpu")
+    assert [type(found) for found in kept] == [Features]
+    monkeypatch.setattr(loop, "frozen_features", lambda *_: None)
+    train(chosen, out=tmp_path / "always", device="cpu")
+    ours = dict(load(tmp_path / "once").network.named_parameters())
+    wanted = dict(load(tmp_path / "always").network.named_parameters())
+    for key, value in wanted.items():
+        torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_are_what_enters_the_end() -> None:
+    model, images = only_head(network(nn.Tanh())), store()
+    found = frozen_features(model, images, PLAIN)
+    assert found is not None
+    assert [name for name, _ in found.end.named_parameters()] == ["head.weight", "head.bias"]
+    where = torch.tensor([299, 0, 0, 257])
+    x, y = PLAIN.fetch(images, where, PLAIN.draw(4))
+    rows, labels = found.gather(where)
+    assert torch.equal(labels, y)
+    torch.testing.assert_close(found.end(rows), model(x))
+
+
+def test_the_end_is_the_innermost_module_with_everything_trained() -> None:
+    model = network(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4))
+    assert trained_end(model) == ""
+    model.between[0][0].bias.requires_grad_(True)  # type: ignore[index, union-attr]
+    assert trained_end(model) == "between.0.0"
+    model.between[1].requires_grad_(True)  # type: ignore[index]
+    assert trained_end(model) == "between"
+    assert trained_end(only_head(model)) == ""
+
+
+class Twice(nn.Sequential):
+    """Calls its head twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.flatten(self.conv(x))  # type: ignore[operator]
+        return self.head(features) + self.head(features)  # type: ignore[no-any-return, operator]
+
+
+class After(nn.Sequential):
+    """Does something after its head."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Twice, After])
+def test_a_head_that_is_not_the_end_is_not_taken_for_it(kind: type[nn.Sequential]) -> None:
+    model = only_head(kind(OrderedDict(network().named_children())))
+    assert frozen_features(model, store(), PLAIN) is None
+
+
+def test_nothing_is_kept_where_images_or_layers_change() -> None:
+    images = store()
+    assert frozen_features(only_head(network(nn.Dropout())), images, PLAIN) is None
+    model = only_head(network())
+    for views in (Views(augment=Augment(flip=True)), Views(augment=Augment(), count=2)):
+        assert frozen_features(model, images, views) is None
+    assert frozen_features(model.requires_grad_(True), images, PLAIN) is None
+
+
+class Mixing(nn.Module):
+    """Takes away the mean over the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_frozen_layers_that_mix_images_are_refused() -> None:
+    found = frozen_features(only_head(network(Mixing())), store(), PLAIN)
+    assert found is not None
+    with pytest.raises(UserError, match="cannot be trained with differential privacy"):
+        found.gather(torch.tensor([0]))
+
+
+def test_the_weights_count_that_there_are_when_the_first_batch_is_asked_for() -> None:
+    model, images = only_head(network()), store()
+    found = frozen_features(model, images, PLAIN)
+    assert found is not None
+    with torch.no_grad():
+        model.get_parameter("conv.weight").mul_(3)
+    where = torch.arange(3)
+    x, _ = PLAIN.fetch(images, where, PLAIN.draw(3))
+    torch.testing.assert_close(found.end(found.gather(where)[0]), model(x))
