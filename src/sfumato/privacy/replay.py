@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sfumato.privacy.tracing import distance
+
 WARM_UP = 2
 """Calls that run as they are: they compile, and let libraries choose their algorithms."""
 
 SETTLED = 2 * (WARM_UP + 1)
 """Calls after which a function and one that follows it are both replayed."""
+
+
+_ALIKE = 1e-2
+"""How far apart two runs may be, relative to the largest number; bfloat16 has 8e-3."""
+
+
+def apart(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """The largest difference of any two, relative to the largest number of the first."""
+    pairs = zip(wanted, found, strict=True)
+    return max((distance(a.detach(), b.detach()) for a, b in pairs), default=0.0)
 
 
 class Pool:
@@ -30,6 +42,9 @@ class Replayed:
 
     The function must not wait for the device, and reads and writes at fixed addresses apart from
     its arguments. What a replay returns lies where the next replay's will lie.
+
+    Guarantee: A graph is used only if its first replay returns what the function has returned for
+    the same inputs, up to what libraries that are not deterministic make of them.
 
     Args:
         function: From tensors to a tuple of tensors.
@@ -82,12 +97,15 @@ class Replayed:
         aside.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(aside):
-                self._function(*self._inputs)
+                wanted = [t.clone() for t in self._function(*self._inputs)]
             torch.cuda.current_stream().wait_stream(aside)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             with torch.cuda.graph(graph, pool=self._pool.handle):
                 self._outputs = self._function(*self._inputs)
+            graph.replay()
+            if (off := apart(wanted, self._outputs)) > _ALIKE:
+                raise RuntimeError(f"replayed, it returns other numbers, {off:.1e} apart")
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as reason:
