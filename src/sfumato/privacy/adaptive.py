@@ -37,7 +37,7 @@ from torch import Tensor
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import joint_noise_multiplier
 from sfumato.privacy.clipping import ClippingRule, check_clip, weights_by_group
-from sfumato.privacy.grouping import group_parameters, norms_by_group, split_evenly
+from sfumato.privacy.grouping import group_parameters, norms_by_group, on_device, split_evenly
 
 REACH = 1e6
 """C stays within this factor of where it started: no chain of noise makes it 0 or infinite."""
@@ -137,7 +137,9 @@ class AdaptiveQuantile(ClippingRule):
     def observe(self, squared_norms: Tensor, drawn: Tensor) -> Tensor:
         """Σ([norm ≤ C_i] − 1/2) for each group, over drawn examples whose norms are finite."""
         norms = norms_by_group(squared_norms, self.groups, len(self.limits))
-        below = (norms <= norms.new_tensor(self.limits)).to(norms.dtype) - 0.5
+        below = (norms <= on_device(tuple(self.limits), norms.device, norms.dtype)).to(
+            norms.dtype
+        ) - 0.5
         counted = drawn.to(norms.device) & torch.isfinite(norms).all(1)
         return (below * counted.unsqueeze(1)).sum(0)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError, nearest
-from sfumato.privacy.grouping import group_parameters, norms_by_group, split_evenly
+from sfumato.privacy.grouping import group_parameters, norms_by_group, on_device, split_evenly
 
 MARGIN = 1e-5
 """Rounding head-room: examples are scaled to C·(1 − MARGIN), so C itself is never exceeded."""
@@ -317,7 +317,7 @@ def weights_by_group(
 ) -> Tensor:
     """`min(1, C_i / norm of group i)` for every column, zero for examples that are not finite."""
     norms = norms_by_group(squared_norms, groups, len(limits))
-    bounds = norms.new_tensor(limits) * (1 - MARGIN)
+    bounds = on_device(tuple(limits), norms.device, norms.dtype) * (1 - MARGIN)
     scale = (bounds / norms).clamp(max=1)
     scale = torch.where(torch.isfinite(norms).all(1, keepdim=True), scale, torch.zeros_like(scale))
-    return scale[:, list(groups)]
+    return scale.index_select(1, on_device(tuple(groups), norms.device, torch.long))

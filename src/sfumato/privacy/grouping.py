@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -55,6 +56,15 @@ def norms_by_group(squared_norms: Tensor, groups: Sequence[int], count: int) -> 
     """Norms `(examples, count)` of each group of columns."""
     if len(groups) != squared_norms.shape[1]:
         raise RuntimeError("a clipping rule with groups must be bound to the parameters first")
-    index = torch.tensor(groups, device=squared_norms.device, dtype=torch.long)
+    index = on_device(tuple(groups), squared_norms.device, torch.long)
     totals = squared_norms.new_zeros(squared_norms.shape[0], count)
     return totals.index_add_(1, index, squared_norms).sqrt_()
+
+
+@lru_cache(maxsize=64)
+def on_device(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Numbers as a tensor that is kept, because copying them each time would wait for the device.
+
+    It is not to be written to.
+    """
+    return torch.tensor(numbers, device=device, dtype=dtype)
