@@ -81,7 +81,7 @@ def compare(device: str, dtype: torch.dtype, tolerance: float) -> None:
             *(torch.empty_like(centred.permute(0, 2, 3, 1).contiguous()) for _ in range(2)),
             torch.empty_like(factors),
         ]
-        kernels.standardise(raw, own, *into, plain, 1e-4)
+        kernels.write_standardised(raw, own, *into, plain, 1e-4)
         wanted = [weight, *2 * [centred.permute(0, 2, 3, 1)], factors]
         for ours, defined in zip(into, wanted, strict=True):
             torch.testing.assert_close(ours, defined, rtol=2e-4, atol=1e-6)

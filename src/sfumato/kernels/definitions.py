@@ -168,6 +168,35 @@ def standardise(
     return weight.view(raw.shape), centred.view(raw.shape), factors
 
 
+def write_standardised(
+    raw: Tensor,
+    gain: Tensor | None,
+    value: Tensor,
+    centred: Tensor,
+    direction: Tensor,
+    factors: Tensor,
+    plain: bool,
+    eps: float,
+) -> None:
+    """Write what `standardise` gives where it belongs.
+
+    Args:
+        raw: The raw filters `(out, in, kh, kw)`.
+        gain: `(out,)`, or None for a gain of 1.
+        value: Receives the filters, shaped as `raw`.
+        centred: Receives the centred filters, `(out, kh, kw, in)`.
+        direction: Receives the same, rounded to its own precision.
+        factors: Receives `(4, out)`, see `FACTORS`.
+        plain: See `standardise`, and so for `eps`.
+        eps: The constant.
+    """
+    weight, without_mean, found = standardise(raw, gain, plain, eps)
+    value.copy_(weight)
+    for into in (centred, direction):
+        into.copy_(without_mean.permute(0, 2, 3, 1))
+    factors.copy_(found)
+
+
 _LOST = 1e-5
 """More than float32 sums over a filter lose of the sum of squares."""
 

@@ -7,7 +7,6 @@ over rows for what follows it; none has a derivative of its own.
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -117,9 +116,9 @@ def filter_pullback(total: Tensor, centred: Tensor, factors: Tensor) -> tuple[Te
 
 
 @torch.library.custom_op(
-    "sfumato::standardise", mutates_args=("value", "centred", "direction", "factors")
+    "sfumato::write_standardised", mutates_args=("value", "centred", "direction", "factors")
 )
-def standardise(
+def write_standardised(
     raw: Tensor,
     gain: Tensor | None,
     value: Tensor,
@@ -129,36 +128,8 @@ def standardise(
     plain: bool,
     eps: float,
 ) -> None:
-    """Write standardised filters, and what their derivative needs, where they belong.
-
-    Args:
-        raw: The raw filters `(out, in, kh, kw)`.
-        gain: `(out,)`, or None for a gain of 1.
-        value: Receives the filters, like `raw`, with channels last.
-        centred: Receives the centred filters, `(out, kh, kw, in)`.
-        direction: Receives the same, rounded to its own precision.
-        factors: Receives `(4, out)`, see `definitions.FACTORS`.
-        plain: See `definitions.standardise`, and so for `eps`.
-        eps: The constant.
-    """
-    _write_standardised(raw, gain, value, centred, direction, factors, plain, eps)
-
-
-def _write_standardised(
-    raw: Tensor,
-    gain: Tensor | None,
-    value: Tensor,
-    centred: Tensor,
-    direction: Tensor,
-    factors: Tensor,
-    plain: bool,
-    eps: float,
-) -> None:
-    weight, c, found = definitions.standardise(raw, gain, plain, eps)
-    value.copy_(weight)
-    for into in (centred, direction):
-        into.copy_(c.permute(0, 2, 3, 1))
-    factors.copy_(found)
+    """Write standardised filters, and what their derivative needs, where they belong."""
+    definitions.write_standardised(raw, gain, value, centred, direction, factors, plain, eps)
 
 
 def _count(direction: Tensor | None) -> int:
@@ -190,55 +161,19 @@ def _ghost_on_cuda(
     return ghost.ghost_norms(x, d, scales, Geometry.of(geometry, views))
 
 
-@row_sum.register_kernel("cuda")
-def _row_sum_on_cuda(rows: Tensor, weights: Tensor) -> Tensor:
-    found: Tensor = _rows().row_sum(rows, weights)
-    return found
+def _over_rows(operator: Any) -> None:
+    """Register the kernel over rows of the same name, or the definition where there is no Triton."""
+    name = operator._name
+
+    def run(*arguments: Any) -> Any:
+        if find_spec("triton") is None:
+            return getattr(definitions, name)(*arguments)
+        from sfumato.kernels import rows
+
+        return getattr(rows, name)(*arguments)
+
+    operator.register_kernel("cuda")(run)
 
 
-@segment_norms.register_kernel("cuda")
-def _segment_norms_on_cuda(rows: Tensor, starts: Tensor) -> Tensor:
-    found: Tensor = _rows().segment_norms(rows, starts)
-    return found
-
-
-@filter_norms.register_kernel("cuda")
-def _filter_norms_on_cuda(
-    statistics: Tensor, factors: Tensor, entries: int, rounding: float
-) -> Tensor:
-    found: Tensor = _rows().filter_norms(statistics, factors, entries, rounding)
-    return found
-
-
-@filter_pullback.register_kernel("cuda")
-def _filter_pullback_on_cuda(
-    total: Tensor, centred: Tensor, factors: Tensor
-) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _rows().filter_pullback(total, centred, factors)
-    return found
-
-
-@standardise.register_kernel("cuda")
-def _standardise_on_cuda(
-    raw: Tensor,
-    gain: Tensor | None,
-    value: Tensor,
-    centred: Tensor,
-    direction: Tensor,
-    factors: Tensor,
-    plain: bool,
-    eps: float,
-) -> None:
-    here = _rows() is not definitions and value.is_contiguous(memory_format=torch.channels_last)
-    write = _rows().standardise if here else _write_standardised
-    write(raw, gain, value, centred, direction, factors, plain, eps)
-
-
-@cache
-def _rows() -> Any:
-    """The kernels over rows, or their definitions where there is no Triton."""
-    if find_spec("triton") is None:
-        return definitions
-    from sfumato.kernels import rows
-
-    return rows
+for _operator in (row_sum, segment_norms, filter_norms, filter_pullback, write_standardised):
+    _over_rows(_operator)

@@ -224,7 +224,7 @@ def filter_pullback(total: Tensor, centred: Tensor, factors: Tensor) -> tuple[Te
     return own, gains
 
 
-def standardise(
+def write_standardised(
     raw: Tensor,
     gain: Tensor | None,
     value: Tensor,
@@ -234,7 +234,13 @@ def standardise(
     plain: bool,
     eps: float,
 ) -> None:
-    """Write standardised filters where they belong; see `operators.standardise`."""
+    """Write standardised filters where they belong; see `definitions.write_standardised`.
+
+    Raises:
+        ValueError: The filters do not lie with their channels last.
+    """
+    if not value.is_contiguous(memory_format=torch.channels_last):
+        raise ValueError("standardised filters are written with their channels last")
     raw = raw.permute(0, 2, 3, 1).contiguous()
     filters, numbers = raw.shape[0], raw[0].numel()
     launch(

@@ -316,7 +316,7 @@ class Filters:
             self.value.copy_(self.read())
             return
         gain = None if self.way == "ghost" or self.step.gain is None else self.step.gain.detach()
-        torch.ops.sfumato.standardise(
+        torch.ops.sfumato.write_standardised(
             self.raw.detach(), gain, self.value, self.centred, self.directions, self.factors,
             self.step.plain, self.step.eps,
         )  # fmt: skip
