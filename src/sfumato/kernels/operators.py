@@ -162,7 +162,7 @@ def _ghost_on_cuda(
 
 
 def _over_rows(operator: Any) -> None:
-    """Register the kernel over rows of the same name, or the definition where there is no Triton."""
+    """Register the kernel of the same name over rows; its definition where there is no Triton."""
     name = operator._name
 
     def run(*arguments: Any) -> Any:
