@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sfumato import recipes
 from sfumato.errors import UserError
 from sfumato.reproduce import figures, ledger, rows, tables
 from sfumato.reproduce.plots import PLOTS, Plot
@@ -164,3 +165,16 @@ def test_a_run_as_published_is_calibrated_as_the_papers_did() -> None:
             assert row_.recipe_for("published").privacy.accountant == "rdp", row_.id
             best = row_.recipe_for("best").privacy
             assert (best.accountant, best.noise_multiplier) == ("pld", None), row_.id
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        ("002/source-max-100-cifar100", 50_000),
+        ("002/source-half-rand-50-cifar100", 25_000),
+        ("002/source-min-rand-10-cifar100", 5_000),
+        ("002/tanh-mnist-eps2.93", 60_000),
+    ],
+)
+def test_the_images_that_a_recipe_means(name: str, images: int) -> None:
+    assert tables._whole(recipes.find(name)) == images

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.data.catalogue import CATALOGUE
+from sfumato.data.subset import PAPER as SUBSETS
 from sfumato.recipe import Recipe
 from sfumato.reproduce import ledger
 from sfumato.reproduce.ledger import Entry
@@ -204,10 +205,15 @@ def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
 
 
 def _whole(recipe: Recipe) -> float:
-    """The training images that a recipe means, where its data set is a known one and not cut."""
-    entry = CATALOGUE.get(recipe.data.name)
-    whole = entry is not None and not recipe.data.subset
-    return entry.train * (1 - recipe.data.validation) if entry and whole else 0.0
+    """The training images that a recipe means, where its data set is a known one.
+
+    Of classes chosen at random as many images are counted as of all on average.
+    """
+    entry, cut = CATALOGUE.get(recipe.data.name), recipe.data.subset
+    if entry is None or (cut and cut not in SUBSETS):
+        return 0.0
+    share = SUBSETS[cut][0] / entry.classes if cut else 1.0
+    return entry.train * share * (1 - recipe.data.validation)
 
 
 def _lines(row: Row, entries: Sequence[Entry]) -> list[str]:
