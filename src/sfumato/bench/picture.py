@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from sfumato.pictures import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = {
     "sfumato": style.BLUE,
@@ -48,12 +50,20 @@ def bars(record: Record, path: Path) -> bool:
         for axes in panels[len(models) :]:
             axes.set_visible(False)
         _legend(figure, who, any(_wanted(m.case) for m in main))
-        figure.suptitle(
-            f"{record.where()}, {record.date[:10]}\nViews per second of whole training steps; on "
-            "the bars, the share of training without privacy",
-            x=0.01, ha="left", fontsize=8.5, color=style.GREY,
-        )  # fmt: skip
+        _headline(
+            figure,
+            f"{record.where()}, {record.date[:10]}",
+            "Views per second of whole training steps; on the bars, the share of training without "
+            "privacy",
+        )
     return True
+
+
+def _headline(figure: Figure, *sentences: str) -> None:
+    """Small print above the panels, in lines that the figure has room for."""
+    room = int(15 * figure.get_figwidth())
+    lines = [line for sentence in sentences for line in textwrap.wrap(sentence, room)]
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=8.5, color=style.GREY)
 
 
 def _shown(main: Sequence[Measurement]) -> list[Measurement]:
@@ -170,10 +180,7 @@ def curves(record: Record, path: Path) -> bool:
             _curve(axes, [m for m in record.measurements if m.case.suite == suite], suite)
         panels[0].set_ylabel("views per second")
         panels[0].legend(loc="lower right")
-        figure.suptitle(
-            f"{record.where()}, {record.date[:10]}", x=0.01, ha="left", fontsize=8.5,
-            color=style.GREY,
-        )  # fmt: skip
+        _headline(figure, f"{record.where()}, {record.date[:10]}")
     return True
 
 
