@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from interpreting import interpreted
 
 from sfumato.kernels import AVAILABLE, definitions
 from sfumato.kernels.definitions import Geometry
@@ -79,17 +76,7 @@ def close(ours: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
 @pytest.mark.skipif(AVAILABLE, reason="runs on the device itself")
 def test_interpreted_kernels_equal_their_definitions() -> None:
     pytest.importorskip("triton")
-    code = (
-        "import sys, torch; sys.path.insert(0, 'tests/kernels'); import test_conv_kernel as t; "
-        "t.compare('cpu', torch.float32, 1e-5); print('equal')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.stdout.strip() == "equal", done.stderr
+    interpreted("test_conv_kernel")
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="needs CUDA and Triton")

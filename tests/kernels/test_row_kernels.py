@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from interpreting import interpreted
 from torch import Tensor
 
 from sfumato.kernels import AVAILABLE, definitions
@@ -96,17 +94,7 @@ def close(ours: Tensor, wanted: Tensor, tolerance: float) -> None:
 @pytest.mark.skipif(AVAILABLE, reason="runs on the device itself")
 def test_interpreted_kernels_equal_their_definitions() -> None:
     pytest.importorskip("triton")
-    code = (
-        "import sys, torch; sys.path.insert(0, 'tests/kernels'); import test_row_kernels as t; "
-        "t.compare('cpu', torch.float32, 1e-5); print('equal')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.stdout.strip() == "equal", done.stderr
+    interpreted("test_row_kernels")
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="needs CUDA and Triton")

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from short_runs import halves, recipe
 from torch import Tensor, nn
 
-from sfumato import data
 from sfumato.data.augment import Augment
 from sfumato.data.imageset import ImageSet
 from sfumato.data.store import ImageStore
 from sfumato.data.views import Views
 from sfumato.errors import UserError
-from sfumato.recipe import Recipe
 from sfumato.training import loop
 from sfumato.training.classifier import load
 from sfumato.training.features import Features, frozen_features, trained_end
@@ -28,28 +27,12 @@ PLAIN = Views(augment=Augment())
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits as a file, and a public run on half of them."""
+    """Two halves of the digits as files, and a public run on one."""
     folder = tmp_path_factory.mktemp("features")
-    digits = data.load("digits").train
-    np.savez(folder / "open.npz", images=digits.images[:600, 0], labels=digits.labels[:600])
-    np.savez(folder / "scans.npz", images=digits.images[600:, 0], labels=digits.labels[600:])
+    halves(folder)
     public = {"data.public": True, "privacy.enabled": False, "training.seed": 1}
     train(recipe(folder, "open", public), out=folder / "public", device="cpu")
     return folder
-
-
-def recipe(place: Path, name: str, changes: dict[str, Any]) -> Recipe:
-    settings = {
-        "data.name": str(place / f"{name}.npz"),
-        "model.options.filters": 4,
-        "privacy.delta": 1e-4,
-        "privacy.epsilon": 4.0,
-        "privacy.accountant": "rdp",
-        "training.batch": 100,
-        "training.steps": 5,
-        "training.seed": 3,
-    }
-    return Recipe().replace(settings | changes)
 
 
 def store(channels: int = 2, examples: int = 300) -> ImageStore:
@@ -81,7 +64,7 @@ def only_head(model: nn.Module) -> nn.Module:
 def test_a_run_is_the_same_as_over_images(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
 ) -> None:
-    source = {"start.source": str(place / "public"), "start.train": ["head"]}
+    source = {"start.source": str(place / "public"), "start.train": ["head"], "training.seed": 3}
     chosen, kept, real = recipe(place, "scans", source | extra), [], loop.frozen_features
 
     def keeping(*arguments: Any) -> Features | None:

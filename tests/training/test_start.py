@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from short_runs import halves, recipe
 from torch import nn
 
 from sfumato import data, models
@@ -41,9 +42,7 @@ DONOR_NOISE = 3.0
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two halves of the digits as files, a run on each: one public, one with noise."""
     folder = tmp_path_factory.mktemp("start")
-    digits = data.load("digits").train
-    for name, part in (("open", slice(0, 600)), ("scans", slice(600, 1200))):
-        np.savez(folder / f"{name}.npz", images=digits.images[part, 0], labels=digits.labels[part])
+    halves(folder)
     torch.set_num_threads(1)
     public = {"data.public": True, "privacy.enabled": False, "training.seed": 1}
     train(recipe(folder, "open", public), out=folder / "public", device="cpu")
@@ -51,20 +50,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     noisy = {"privacy.noise_multiplier": DONOR_NOISE, "privacy.epsilon": 90.0}
     train(recipe(folder, "scans", {**noisy, "training.seed": 2}), out=folder / "noisy")
     return folder
-
-
-def recipe(place: Path, name: str, changes: dict[str, Any]) -> Recipe:
-    """Three steps of a tiny network on one of the halves."""
-    settings = {
-        "data.name": str(place / f"{name}.npz"),
-        "model.options.filters": 4,
-        "privacy.delta": 1e-4,
-        "privacy.epsilon": 4.0,
-        "privacy.accountant": "rdp",
-        "training.batch": 100,
-        "training.steps": 3,
-    }
-    return Recipe().replace(settings | changes)
 
 
 def head_only(place: Path, **changes: Any) -> Recipe:

@@ -96,9 +96,7 @@ def weighted_sum(x: Tensor, d: Tensor, weights: Tensor, at: Geometry) -> Tensor:
 
     An example of weight zero adds exactly nothing, whatever its gradient holds.
     """
-    grads = conv_gradients(x, d, at)
-    column = weights.to(grads.dtype).view(-1, 1, 1, 1, 1)
-    return torch.where(column == 0, 0.0, grads * column).sum(0)
+    return row_sum(conv_gradients(x, d, at), weights)
 
 
 def row_sum(rows: Tensor, weights: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
+from sfumato.kernels import definitions
 from sfumato.kernels.definitions import ROUNDING, Geometry, padded
 from sfumato.privacy.planning import Way
 
@@ -67,12 +68,6 @@ def at_least_float32(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
-def _column(weights: Tensor, k: int, like: Tensor) -> Tensor:
-    """The weights of one parameter, shaped to multiply per-example gradients."""
-    own = weights[:, k if weights.shape[1] > 1 else 0]
-    return own.view(-1, *(1,) * (like.dim() - 1)).to(like.dtype)
-
-
 @dataclass
 class Whole:
     """Keeps the gradient of every example.
@@ -111,11 +106,7 @@ class Whole:
 
     def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
         """Sum first, pull back once."""
-        wide = at_least_float32(found[0])
-        sums = []
-        for k in range(len(self.names) if weights.shape[1] > 1 else 1):
-            column = _column(weights, k, wide)
-            sums.append(torch.where(column == 0, 0.0, wide * column).sum(0))
+        sums = [definitions.row_sum(found[0], own) for own in weights.unbind(1)]
         return _pulled(self.pullback, sums, len(self.names))
 
 
