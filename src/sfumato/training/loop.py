@@ -84,7 +84,7 @@ class Loop:
         self.store = self._store("train")
         self.features = frozen_features(self.model, self.store, self.views)
         if self.features is not None:
-            self.reporter.say(f"Only {self.features.path} is trained: what is frozen runs once.")
+            self.reporter.say("Frozen layers run once for each image, not in every step.")
         self.private = PrivateGradients(
             self.model if self.features is None else self.features.end,
             sampler=self.plan.sampler,
