@@ -84,6 +84,7 @@ def _scale_norm() -> Paper:
         "data.validation": 0.0,
         "training.batch": 4096,
         "training.average": 0.98,
+        "training.test_views": "flip",
         "optimizer.schedule": "cosine",
         "optimizer.lr": 2e-3,
     }
