@@ -129,3 +129,10 @@ def test_plan_shows_what_is_kept_of_each_convolution(run: Run) -> None:
     assert found.code == 0
     assert "materialise" in found.out and "stage1.0.first" in found.out
     assert "512 examples of 4 views" in found.out
+
+
+def test_plan_keeps_within_its_memory(run: Run) -> None:
+    free = run("wrn-16-4", "--plan", "--views", "4", "--memory", "30")
+    assert free.code == 0
+    usual = run("wrn-16-4", "--plan", "--views", "4")
+    assert usual.code == 0 and usual.out.count("norm-only") == free.out.count("norm-only") + 1

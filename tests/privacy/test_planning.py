@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sfumato.kernels.definitions import Geometry
-from sfumato.privacy.planning import Convolution, by_outputs, outputs_of, plan
+from sfumato.privacy.planning import SHARE, Convolution, by_outputs, outputs_of, plan, room
 
 
 def layer(name: str, channels: int, positions: int, views: int = 1) -> Convolution:
@@ -60,3 +60,19 @@ def test_shapes_are_noted_in_the_order_of_calls() -> None:
     found = outputs_of(model, torch.randn(1, 2, 2, 2))
     assert list(found) == [model.conv, model.head]
     assert [len(shapes) for shapes in found.values()] == [2, 1]
+
+
+def test_room_is_a_share_of_what_the_backward_pass_keeps() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+    # Of each row: the convolution's input, and ReLU's output, which the last layer shares.
+    numbers = 3 * 16 + 8 * 16
+    found = room(model, torch.randn(1, 3, 4, 4), 100)
+    assert found == int(SHARE * 2 * numbers * 100)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_weights_take_no_part_in_the_room() -> None:
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(4, 1000), nn.Linear(1000, 2))
+    with torch.no_grad():
+        found = room(wide, torch.randn(1, 4), 3)
+    assert found == int(SHARE * 2 * 1004 * 3)

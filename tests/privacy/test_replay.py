@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from sfumato.privacy import replay
 from sfumato.privacy.replay import Replayed, apart
 
 
@@ -45,7 +46,8 @@ class Stub:
 
 @pytest.fixture
 def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("Stream", "CUDAGraph", "current_stream"):
+    monkeypatch.setattr(replay, "_aside", lambda _: Stub())
+    for name in ("CUDAGraph", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, Stub)
     for name in ("stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())

@@ -42,7 +42,12 @@ def verify(
     physical_batch: int = typer.Option(
         None, min=1, help="Examples at once, for --plan; 2048 images if not given."
     ),
-    memory: float = typer.Option(35.0, min=0, help="GiB that gradients may take, for --plan."),
+    memory: float | None = typer.Option(
+        None,
+        min=0,
+        help="GiB that gradients may take, for --plan; two thirds of what the backward pass keeps "
+        "anyway if not given.",
+    ),
 ) -> None:
     """Check private training on a model: gradients, clipping, and that no example reaches another.
 

@@ -16,7 +16,7 @@ def show(
     shape: tuple[int, int, int],
     views: int,
     examples: int,
-    memory: float,
+    memory: float | None,
     console: Console,
 ) -> None:
     """Print the planner's choice for each convolution, with what each way would cost.
@@ -26,20 +26,22 @@ def show(
         shape: Of one image.
         views: Rows per example.
         examples: The physical batch.
-        memory: GiB that kept gradients may take.
+        memory: GiB that kept gradients may take; as many as in training if None.
         console: Where to print.
     """
     import torch
 
     from sfumato.privacy.gradients import PerExample
-    from sfumato.privacy.planning import WAYS, outputs_of, plan
+    from sfumato.privacy.planning import WAYS, outputs_of, plan, room
     from sfumato.privacy.taps import convolutions
 
-    calls = outputs_of(model, torch.zeros(1, *shape))
+    row = torch.zeros(1, *shape)
+    calls = outputs_of(model, row)
     engine = PerExample(model, views=views, check=False)
     found = convolutions(engine, {m: s[0] for m, s in calls.items() if len(s) == 1})
     layers = [layer for layer, _ in found.values()]
-    ways = plan(layers, examples, memory=int(memory * 2**30))
+    limit = room(model, row, examples * views) if memory is None else int(memory * 2**30)
+    ways = plan(layers, examples, memory=limit)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("convolution")
     table.add_column("filters", justify="right")
@@ -62,7 +64,8 @@ def show(
     kept = sum(layer.bytes(ways[layer.name], examples) for layer in layers) / 2**30
     console.print(
         f"\n{examples} examples of {views} views at once: about {total:.1f} ms and {kept:.2f} GiB "
-        "for the filters' gradients, estimated for an H200 in bfloat16."
+        f"of at most {limit / 2**30:.2f} for the filters' gradients, estimated for an H200 in "
+        "bfloat16."
     )
     rest = sum(1 for _, module, _ in engine._ways() if module not in found)
     if rest:

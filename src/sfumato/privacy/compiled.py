@@ -85,7 +85,8 @@ class Compiled:
         examples: The physical batch size.
         dtype: Precision of the pass; norms and sums are in float32 whatever it is.
         way: Take this way for all convolutions that can, instead of the planner's.
-        memory: Bytes that kept gradients may take; a quarter of what is free if None.
+        memory: Bytes that kept gradients may take. If None, a quarter of what is free, and no more
+            than `sfumato.privacy.planning.room` leaves them.
 
     Raises:
         NotCompiled: The model has a part that the pass does not know.

@@ -25,6 +25,10 @@ PRODUCTS = 3.5e14
 """Multiplications and additions a second that the kernels reach on an H200 in bfloat16."""
 BYTES = 3.5e12
 """Bytes a second that its memory delivers."""
+_NARROW_BYTES = 2
+"""Of a number in bfloat16."""
+SHARE = 2 / 3
+"""Bytes of kept gradients for each byte that the backward pass keeps anyway."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,29 @@ def plan(layers: Sequence[Convolution], examples: int, *, memory: int) -> dict[s
         _, name, way = min(savings)
         chosen[name] = way
     return chosen
+
+
+@torch.enable_grad()
+def room(model: nn.Module, row: Tensor, rows: int) -> int:
+    """Bytes that kept gradients may take beside what a backward pass keeps of so many rows.
+
+    Args:
+        model: The model.
+        row: An input of one row, which is not looked at, only its like.
+        rows: Of a physical batch.
+    """
+    kept: dict[int, Tensor] = {}
+
+    def note(t: Tensor) -> Tensor:
+        if t.dim() and t.shape[0] == 2:
+            kept[t.untyped_storage().data_ptr()] = t
+        return t
+
+    # Two rows, so that what belongs to rows can be told from weights.
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        model(torch.zeros_like(row).repeat_interleave(2, 0))
+    numbers = sum(t.numel() for t in kept.values()) // 2
+    return int(SHARE * _NARROW_BYTES * numbers * rows)
 
 
 def geometry_of(layer: nn.Conv2d, views: int) -> Geometry | None:

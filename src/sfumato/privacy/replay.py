@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -26,6 +26,12 @@ def apart(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> float:
     """The largest difference of any two, relative to the largest number of the first."""
     pairs = zip(wanted, found, strict=True)
     return max((distance(a.detach(), b.detach()) for a, b in pairs), default=0.0)
+
+
+@cache
+def _aside(device: torch.device) -> torch.cuda.Stream:
+    """The stream that functions are warmed up on: libraries keep a workspace for each."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Pool:
@@ -92,8 +98,12 @@ class Replayed:
         return self._outputs
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> bool:
+        # What stays from here on must not be cut out of large blocks that are free just now: these
+        # could not be given back any more.
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         self._inputs = inputs if self._aside else tuple(t.clone() for t in inputs)
-        aside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+        aside, graph = _aside(inputs[0].device), torch.cuda.CUDAGraph()
         aside.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(aside):

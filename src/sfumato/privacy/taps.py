@@ -28,6 +28,7 @@ from sfumato.privacy.planning import (
     geometry_of,
     outputs_of,
     plan,
+    room,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Taps:
         examples: The physical batch size.
         dtype: Precision of the pass.
         way: Take this way for all convolutions that can, instead of the planner's.
-        memory: Bytes that kept gradients may take; a quarter of what is free if None.
+        memory: Bytes that kept gradients may take. If None, a quarter of what is free, and no more
+            than `sfumato.privacy.planning.room` leaves them.
 
     Attributes:
         slots: What is kept of each trained tensor.
@@ -82,8 +84,11 @@ class Taps:
         shapes = outputs_of(engine.model, x[:1]) if by_operator else {}
         self._calls = {module: found[0] for module, found in shapes.items() if len(found) == 1}
         self.layers = convolutions(engine, self._calls)
-        free = memory if memory is not None else _free(x.device)
-        self.ways = plan([layer for layer, _ in self.layers.values()], examples, memory=free)
+        if memory is None:
+            memory = _free(x.device)
+            if by_operator:
+                memory = min(memory, room(engine.model, x[:1], examples * engine.views))
+        self.ways = plan([layer for layer, _ in self.layers.values()], examples, memory=memory)
         if way is not None:
             can = {layer.name: layer.possible() for layer, _ in self.layers.values()}
             self.ways = {n: way if way in can[n] else found for n, found in self.ways.items()}
