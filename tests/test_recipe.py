@@ -107,6 +107,15 @@ def test_settings_that_exclude_each_other() -> None:
         Recipe().replace({"optimizer.nesterov": True})
 
 
+def test_steps_take_the_place_of_epochs() -> None:
+    by_epochs = Recipe().replace({"training.epochs": 2.0})
+    by_steps = by_epochs.replace({"training.steps": 3})
+    assert by_steps.training.steps == 3 and by_steps.training.epochs is None
+    again = by_steps.replace({"training.epochs": 4.0})
+    assert again.training.steps is None and again.training.epochs == 4.0
+    assert again.replace({"optimizer.lr": 0.5}).training.epochs == 4.0
+
+
 def test_set_takes_text_without_quotes_and_toml_values() -> None:
     assert parse_setting("model.name=wrn-16-4") == ("model.name", "wrn-16-4")
     assert parse_setting("optimizer.lr = 2e-3") == ("optimizer.lr", 2e-3)

@@ -65,9 +65,13 @@ class Recipe:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def replace(self, changes: Mapping[str, Any]) -> Recipe:
-        """The recipe with some settings changed, given by dotted names such as `optimizer.lr`."""
+        """The recipe with some settings changed, given by dotted names such as `optimizer.lr`.
+
+        A new number of steps takes the place of one of epochs, and the other way round.
+        """
         content = self.to_dict()
-        for key, value in changes.items():
+        instead = [other for key, other in _INSTEAD.items() if key in changes]
+        for key, value in [*((k, None) for k in instead if k not in changes), *changes.items()]:
             *path, last = key.split(".")
             table = content
             for i, part in enumerate(path):
@@ -83,6 +87,7 @@ class Recipe:
         return from_dict(content)
 
 
+_INSTEAD = {"training.steps": "training.epochs", "training.epochs": "training.steps"}
 _SECTIONS: tuple[str, ...] = (
     "data", "model", "start", "privacy", "optimizer", "augment", "training",
 )  # fmt: skip

@@ -146,6 +146,20 @@ def test_a_row_that_starts_from_another_runs_that_first(
     assert again.done == [] and len(lines(tmp_path / "results" / "tiny.jsonl")) == 2
 
 
+def test_the_best_setting_may_start_from_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = row("source"), row("better", changes={"privacy.epsilon": 1.0})
+    kept = {"start.same_data": True}
+    after = row("after", needs="source", best_needs="better", changes=kept, best={})
+    assert (after.start_of("published"), after.start_of("best")) == ("source", "better")
+    assert after.fingerprint("published") != after.fingerprint("best")
+    papers = paper(*sources, after)
+    monkeypatch.setattr(runner, "find", lambda n: (papers, (papers.row(n.split("/")[1]),)))
+    outcome = tiny(tmp_path).run([Job(after, "best", 0)], after=ignore)
+    assert [e.row for e in outcome.done] == ["tiny/better", "tiny/after"], outcome.failed
+
+
 def test_a_row_that_cannot_run_does_not_stop_the_others(tmp_path: Path) -> None:
     made = tiny(tmp_path)
     rows = [row("bad", changes={"training.diverged": 1e-6}), row("good")]

@@ -147,7 +147,8 @@ def test_rows_are_unique_and_found_by_name_and_alias() -> None:
     assert find("002/fashion-tanh")[1][0].name == "tanh-b1024-fashion-eps2.7"
     assert len(find("004")[1]) == len([n for n in every_row() if n.startswith("004/")])
     for row_ in every_row().values():
-        assert not row_.needs or find(f"{row_.paper}/{row_.needs}")
+        for start in filter(None, (row_.needs, row_.best_needs)):
+            assert find(f"{row_.paper}/{start}")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class Row:
         changes: Settings that differ from the recipe.
         best: Settings that `best` changes on top.
         needs: The row of the same paper whose run this one starts from.
+        best_needs: The one that `best` starts from, where it is another.
         alias: Another name for the row.
         measures: What else to measure of the finished model (`sfumato.reproduce.measures`).
     """
@@ -54,6 +55,7 @@ class Row:
     changes: Mapping[str, Any] = field(default_factory=dict)
     best: Mapping[str, Any] = field(default_factory=lambda: PLD)
     needs: str = ""
+    best_needs: str = ""
     alias: str = ""
     measures: tuple[str, ...] = ()
 
@@ -83,6 +85,10 @@ class Row:
         }
         return _packaged(self.recipe).replace(changes)
 
+    def start_of(self, setting: Setting) -> str:
+        """The row whose run this one starts from, or nothing."""
+        return self.best_needs if setting == "best" and self.best_needs else self.needs
+
     def start_changes(self) -> dict[str, Any]:
         """Settings that mean something only together with the run that this one starts from."""
         return {k: v for k, v in self.changes.items() if k.startswith("start.")}
@@ -109,7 +115,8 @@ class Row:
             for key, value in content.items()
             if usual.get(key) != value and key not in (*_NO_MATTER, "name", "about")
         }
-        kept |= {"needs": self.needs, **self.start_changes()} if self.needs else {}
+        if start := self.start_of(setting):
+            kept |= {"needs": start, **self.start_changes()}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 

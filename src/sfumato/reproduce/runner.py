@@ -186,8 +186,8 @@ class Runner:
     def _complete(self, job: Job, outcome: Outcome, after: Callable[[Entry], None]) -> Path:
         """Bring a run to its end, with the run that it starts from, and write both down."""
         source = None
-        if job.row.needs:
-            _, (needed,) = find(f"{job.row.paper}/{job.row.needs}")
+        if start := job.row.start_of(job.setting):
+            _, (needed,) = find(f"{job.row.paper}/{start}")
             source = self._complete(Job(needed, "published", job.seed), outcome, after)
         folder = self.runs / job.folder
         recipe = self.recipe(job, source)
