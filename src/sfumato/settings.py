@@ -35,6 +35,9 @@ class Data:
     validation: float = _setting(
         0.0, "part of the training set held out for validation", least=0, below=1
     )
+    test: bool = _setting(
+        True, "look at the test set at the end; false while settings are still being chosen"
+    )
     test_fraction: float = _setting(
         0.2, "part held out for testing where the data has no test set", above=0, below=1
     )

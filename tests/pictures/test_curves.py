@@ -128,3 +128,10 @@ def test_the_look_does_not_leak(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     curves.draw(records(3), tmp_path / "c.png")
     assert dict(matplotlib.rcParams) == before
+
+
+def test_a_budget_far_beyond_what_was_spent_is_left_out(tmp_path: Path) -> None:
+    curves.draw(records(5), tmp_path / "far.png", budget=1e9)
+    curves.draw(records(5), tmp_path / "none.png")
+    far, none = (np.asarray(Image.open(tmp_path / f"{n}.png")) for n in ("far", "none"))
+    assert np.array_equal(far, none)

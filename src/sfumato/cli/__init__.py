@@ -11,8 +11,8 @@ from rich.console import Console
 from sfumato.errors import UserError
 
 VERBS = (
-    "train", "pretrain", "evaluate", "predict", "report", "card", "analyze", "budget", "plan",
-    "verify", "recipes", "models", "data", "reproduce", "bench",
+    "train", "pretrain", "tune", "evaluate", "predict", "report", "card", "analyze", "budget",
+    "plan", "verify", "recipes", "models", "data", "reproduce", "bench",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -152,7 +152,12 @@ def _say_result(result: Result) -> None:
             "gradient was not finite.",
             soft_wrap=True,
         )
-    console.print(f"test accuracy  [bold]{100 * result.test_accuracy:.2f} %[/]", highlight=False)
+    for name, accuracy in (
+        ("test accuracy ", result.test_accuracy),
+        ("held out      ", result.validation_accuracy),
+    ):
+        if accuracy is not None:
+            console.print(f"{name} [bold]{100 * accuracy:.2f} %[/]", highlight=False)
     console.print(f"privacy        {spent}", highlight=False, soft_wrap=True)
     console.print(f"time           {result.seconds:.1f} s, {result.steps} steps", highlight=False)
     console.print(f"files          {result.folder}", highlight=False, soft_wrap=True)

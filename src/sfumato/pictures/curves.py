@@ -41,6 +41,8 @@ _LOSS = (
     _Curve("test_loss", "test", style.BLUE, "s"),
 )
 _TRAINING = (_ACCURACY[0], _LOSS[0])
+_FAR = 2.0
+"""A budget so many times beyond the right edge is not shown."""
 _STEPS = [1, 2, 2.5, 5, 10]
 _X_LABELS = {"epsilon": "ε spent", "step": "step"}
 _ROWS = (("Accuracy", _ACCURACY, "test_accuracy"), ("Loss", _LOSS, "test_loss"))
@@ -91,7 +93,7 @@ def draw(
                 axes.set_xlim(left=0, right=max(1.0, last * 1.03) if key == "step" else None)
                 axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=key == "step"))
         figure.align_ylabels()
-        if private and budget is not None and math.isfinite(budget):
+        if private and budget is not None:
             _mark_budget(panels[:, 0], budget)
         if private and any(_number(r, c.key) is not None for r in records for c in _TRAINING):
             figure.supxlabel(
@@ -103,7 +105,14 @@ def draw(
 
 
 def _mark_budget(column: Sequence[Axes], budget: float) -> None:
-    """A line at the budget, labelled away from where accuracy and loss curves end."""
+    """A line at the budget, labelled away from where accuracy and loss curves end.
+
+    One that lies far beyond what was spent is left out.
+    """
+    right = column[0].get_xlim()[1]
+    if budget > _FAR * right:
+        return
+    column[0].set_xlim(right=max(right, 1.03 * budget))
     for axes, height, end in zip(column, (0.02, 0.98), ("bottom", "top"), strict=True):
         axes.axvline(budget, color=style.RED, linewidth=1.0, linestyle=":")
         axes.annotate(

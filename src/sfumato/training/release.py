@@ -1,4 +1,4 @@
-"""The end of a run: weights, statement and curves, and the one look at the test set."""
+"""The end of a run: weights, statement and curves, and the one look at the test set, if any."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Result:
 
     Attributes:
         folder: The run folder.
-        test_accuracy: Accuracy of the released weights on the test set, used this once.
+        test_accuracy: Accuracy of the released weights on the test set, used this once; None if the
+            recipe leaves it alone.
+        validation_accuracy: On validation images then, if there are any.
         epsilon: Spent, by accountant; empty without privacy.
         delta: As in (epsilon, delta).
         accountant: The one that calibrated the run.
@@ -33,7 +35,8 @@ class Result:
     """
 
     folder: Path
-    test_accuracy: float
+    test_accuracy: float | None
+    validation_accuracy: float | None
     epsilon: dict[str, float]
     delta: float
     accountant: str
@@ -43,7 +46,7 @@ class Result:
 
 
 def release(loop: Loop) -> Result:
-    """Write the weights, the statement and the curves; use the test set once."""
+    """Write the weights, the statement and the curves; use the test set once, or not at all."""
     recipe, folder, ledger = loop.recipe, loop.folder, loop.ledger
     ledger.sync()
     p = recipe.privacy
@@ -53,11 +56,13 @@ def release(loop: Loop) -> Result:
         for name in ("pld", "rdp")
         if p.enabled
     }
-    accuracy = loop.accuracy("test")
     seconds = loop.metrics.seconds
-    final: dict[str, Any] = {"final": True, "step": loop.step, "test_accuracy": accuracy}
-    if loop.average is not None:
-        final["test_accuracy_last"] = loop.accuracy("test", averaged=False)
+    final: dict[str, Any] = {"final": True, "step": loop.step}
+    held_out = loop.dataset.validation is not None
+    if part := "test" if recipe.data.test else "validation" if held_out else "":
+        final[f"{part}_accuracy"] = loop.accuracy(part)
+        if loop.average is not None:
+            final[f"{part}_accuracy_last"] = loop.accuracy(part, averaged=False)
     if p.enabled:
         final["epsilon"] = spent[p.accountant]
     loop.metrics.add({**final, "seconds": seconds})
@@ -89,7 +94,15 @@ def release(loop: Loop) -> Result:
     ledger.close()
     (folder / files.KEY).unlink(missing_ok=True)
     return Result(
-        folder, accuracy, spent, p.delta, p.accountant, loop.step, seconds, loop.not_finite
+        folder,
+        final.get("test_accuracy"),
+        final.get("validation_accuracy"),
+        spent,
+        p.delta,
+        p.accountant,
+        loop.step,
+        seconds,
+        loop.not_finite,
     )
 
 

@@ -17,14 +17,18 @@ _WORTH_SAYING = 10.0
 """Seconds before the first step is done of which a user should know the reason."""
 
 
+class Diverged(UserError):
+    """The settings do not let the model learn: it is worse after some steps than before."""
+
+
 def check_divergence(recipe: Recipe, statistics: BatchStatistics, step: int) -> None:
-    """Raise a `UserError` if the mean loss of a step exceeds the recipe's limit."""
+    """Raise `Diverged` if the mean loss of a step exceeds the recipe's limit."""
     limit = recipe.training.diverged
     if limit is None:
         return
     counted = statistics.examples - statistics.not_finite
     if counted and not statistics.loss / counted <= limit:
-        raise UserError(
+        raise Diverged(
             f"Training diverged: the mean loss of step {step} was "
             f"{statistics.loss / counted:.4g}, above training.diverged = {limit:g}. Lower the "
             f"learning rate (optimizer.lr = {recipe.optimizer.lr:g}), or add a warm-up."
@@ -32,9 +36,9 @@ def check_divergence(recipe: Recipe, statistics: BatchStatistics, step: int) -> 
 
 
 def explain_not_finite(recipe: Recipe, model: nn.Module, step: int) -> None:
-    """Raise a `UserError` if gradients are not finite because the weights are not."""
+    """Raise `Diverged` if gradients are not finite because the weights are not."""
     if not all(bool((p.abs() < _BEYOND).all()) for p in model.parameters()):
-        raise UserError(
+        raise Diverged(
             f"The weights grew beyond all bounds before step {step}. Lower the learning "
             f"rate (optimizer.lr = {recipe.optimizer.lr:g})."
         )

@@ -1,0 +1,97 @@
+"""`sfumato tune`: which settings to train with, found without looking at the test set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from sfumato.cli.train import choose
+
+if TYPE_CHECKING:
+    from sfumato.training.tune import Trial
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(tune)
+
+
+def tune(
+    recipe: str = typer.Argument(
+        None, help="A packaged recipe, a recipe file, a folder of images or an .npz file."
+    ),
+    try_: list[str] = typer.Option(
+        [], "--try", metavar="SECTION.NAME=A,B,C",
+        help="Values to try for a setting, or a range LOW..HIGH. Every combination is run.",
+    ),
+    out: Path = typer.Option(..., help="Folder of the runs; what it holds is not run again."),
+    data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
+    set_: list[str] = typer.Option(
+        [], "--set", metavar="SECTION.NAME=VALUE", help="Change any setting of the recipe."
+    ),
+    trials: int = typer.Option(
+        None, min=1, help="So many runs, proposed by Optuna, instead of every combination."
+    ),
+    cheaper: int = typer.Option(
+        1, min=1, help="Divide batch and noise by this: nearly the same curves for less work."
+    ),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    data_root: Path = typer.Option(None, help="Where to look for data sets first."),
+) -> None:  # fmt: skip
+    """Run a recipe with different settings and compare them on held-out training images.
+
+    A tenth of the training images is held out unless the recipe says otherwise; the test set is not
+    looked at. What is chosen so is not covered by epsilon: the sentence printed at the end belongs
+    into the recipe, so that the statement says it.
+    """
+    from rich.table import Table
+
+    from sfumato.cli.progress import console, watched
+    from sfumato.pictures import trials as picture
+    from sfumato.recipe import parse_setting
+    from sfumato.training import tune as tuning
+    from sfumato.training.loop import Stopped
+
+    choices = dict(tuning.parse_choice(text) for text in try_)
+    changes = dict(parse_setting(text) for text in set_)
+    changes |= {"data.name": data} if data is not None else {}
+    chosen = choose(recipe, data, changes)
+
+    def after(trial: Trial) -> None:
+        words = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())
+        ended = trial.note or f"{100 * trial.accuracy:.2f} %"
+        console.print(f"{trial.folder}: {words}: {ended}", highlight=False, soft_wrap=True)
+
+    try:
+        found = tuning.tune(
+            chosen, choices, out=out, trials=trials, cheaper=cheaper, root=data_root, device=device,
+            watch=watched, after=after,
+        )  # fmt: skip
+    except Stopped as stopped:
+        console.print("Stopped; the same command goes on from here.")
+        raise typer.Exit(128 + stopped.signal) from None
+    ranked = sorted(found, key=lambda trial: -trial.accuracy)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in (*choices, "held out", "ε of the run", "seconds", "run"):
+        table.add_column(name, justify="left" if name in (*choices, "run") else "right")
+    for trial in ranked:
+        spent = "–" if trial.epsilon is None else f"{trial.epsilon:.2f}"
+        result = "diverged" if trial.note else f"{100 * trial.accuracy:.2f} %"
+        values = [str(trial.settings.get(key, "")) for key in choices]
+        table.add_row(*values, result, spent, f"{trial.seconds:.0f}", trial.folder)
+    console.print(table)
+    drawn = [t for t in found if t.settings.keys() == choices.keys()]
+    path = out / "trials.png"
+    picture.draw(
+        [t.settings for t in drawn], [t.accuracy for t in drawn], path,
+        title=f"{len(drawn)} runs of {chosen.name}",
+    )  # fmt: skip
+    options = " ".join(f"--set {key}={value}" for key, value in ranked[0].settings.items())
+    words = tuning.sentence(found, choices, chosen, cheaper=cheaper)
+    console.print(
+        f"\nBest: {options}\nFor the statement: --set privacy.tuned='{words}'\nPicture: {path}",
+        highlight=False,
+        soft_wrap=True,
+    )

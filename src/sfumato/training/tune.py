@@ -1,0 +1,302 @@
+"""Choosing settings: runs with different ones, compared on images that none of them trains on.
+
+The test set is not looked at. What is chosen depends on the training images all the same, and no
+run's epsilon covers it: `sentence` says what was tried, for the statement of the run made with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from sfumato.errors import UserError
+from sfumato.privacy.accounting import AccountantName, epsilon
+from sfumato.recipe import Recipe, differences, parse_setting
+from sfumato.training import files, setup
+from sfumato.training.images import dataset_of
+from sfumato.training.reporter import Reporter, Silent
+from sfumato.training.run import resume, train
+from sfumato.training.trouble import Diverged
+
+TRIALS = "trials.jsonl"
+ASKED = "tune.json"
+VALIDATION = 0.1
+"""The part of the training set that runs are compared on, unless the recipe holds out another."""
+
+_UNBOUNDED = 1e9
+"""A budget that no run reaches."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers between two, on a logarithmic scale if both are positive; whole ones if both are.
+
+    Attributes:
+        low: The smallest.
+        high: The largest.
+    """
+
+    low: float
+    high: float
+
+
+Choice = Sequence[Any] | Range
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run with some of the settings.
+
+    Attributes:
+        settings: What it was run with, by dotted names.
+        accuracy: On validation images, of averaged weights if they are kept; 0 if it diverged.
+        epsilon: What it spent by itself; None without privacy.
+        seconds: Training time.
+        folder: Its run folder, within that of all trials.
+        note: Why it has no accuracy, or nothing.
+    """
+
+    settings: dict[str, Any]
+    accuracy: float
+    epsilon: float | None
+    seconds: float
+    folder: str
+    note: str = ""
+
+
+def parse_choice(text: str) -> tuple[str, Choice]:
+    """`optimizer.lr=1,2,4` or `optimizer.lr=0.5..8` as a name and what to try for it."""
+    key, found, raw = text.partition("=")
+    if not found or not key.strip() or not raw.strip():
+        raise UserError(
+            "--try takes SECTION.NAME=A,B,C or SECTION.NAME=LOW..HIGH, such as "
+            f"optimizer.lr=1,2,4, not '{text}'."
+        )
+    ends = [parse_setting(f"v={part}")[1] for part in raw.split("..")]
+    if len(ends) == 2:
+        low, high = ends
+        if not all(isinstance(end, int | float) for end in ends) or not low < high:
+            raise UserError(f"--try {text}: a range is two numbers, the smaller one first.")
+        return key.strip(), Range(low, high)
+    try:
+        values = tomllib.loads(f"v = [{raw}]")["v"]
+    except tomllib.TOMLDecodeError:
+        values = [parse_setting(f"v={part}")[1] for part in raw.split(",")]
+    return key.strip(), values
+
+
+def lighter(recipe: Recipe, examples: int, factor: int) -> Recipe:
+    """The recipe with a fraction of batch and noise, and as many steps.
+
+    The noise on the mean gradient stays what it was, and the learning curve nearly so (Sander et
+    al., 2023), for a fraction of the work. The run itself spends far more than the budget.
+    """
+    if not recipe.privacy.enabled:
+        raise UserError("Only private runs can be tried with a fraction of their batch and noise.")
+    plan = setup.plan(recipe, examples)
+    batch = round(plan.sampler.batch / factor)
+    if batch < 1:
+        raise UserError(f"A batch of {plan.sampler.batch:g} cannot be divided by {factor}.")
+    light = recipe.replace(
+        {
+            "training.batch": batch,
+            "training.steps": plan.steps,
+            "privacy.noise_multiplier": plan.noise.multiplier * batch / plan.sampler.batch,
+            "privacy.epsilon": _UNBOUNDED,
+        }
+    )
+    p, history = recipe.privacy, setup.plan(light, examples).history(plan.steps)
+    spent = epsilon(history, delta=p.delta, accountant=cast(AccountantName, p.accountant))
+    return light.replace({"privacy.epsilon": 1.001 * spent})
+
+
+def tune(
+    recipe: Recipe,
+    choices: Mapping[str, Choice],
+    *,
+    out: Path,
+    trials: int | None = None,
+    cheaper: int = 1,
+    root: Path | None = None,
+    device: str = "auto",
+    watch: Callable[[], AbstractContextManager[Reporter]] = lambda: nullcontext(Silent()),
+    after: Callable[[Trial], None] = lambda _: None,
+) -> list[Trial]:
+    """Run a recipe with different settings; what was run into `out` before is not run again.
+
+    Args:
+        recipe: What all runs have in common.
+        choices: Values to try, by dotted names: every combination, or what Optuna proposes from
+            ranges and from the results so far.
+        out: Folder of the runs and their results.
+        trials: How many runs; all combinations if None.
+        cheaper: Divide batch and noise by this (`lighter`).
+        root: Where to look for data sets first.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        watch: Makes a reporter for one run.
+        after: Called with each new result.
+    """
+    if not choices:
+        raise UserError("Say what to try, such as --try optimizer.lr=1,2,4.")
+    held = recipe.data.validation or VALIDATION
+    base = recipe.replace({"data.validation": held, "data.test": False})
+    for settings in _corners(choices):
+        base.replace(settings)
+    done = _opened(out, base, cheaper)
+    examples = len(dataset_of(base.data, root=root).train)
+    for settings in _proposals(choices, done, trials):
+        folder = f"trial-{len(done):03d}"
+        chosen = base.replace(settings)
+        if cheaper > 1:
+            chosen = lighter(chosen, examples, cheaper)
+        trial = _run(chosen, settings, out, folder, root, device, watch)
+        with (out / TRIALS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(trial)) + "\n")
+        done.append(trial)
+        after(trial)
+    return done
+
+
+def sentence(
+    trials: Sequence[Trial], choices: Mapping[str, Choice], recipe: Recipe, *, cheaper: int = 1
+) -> str:
+    """What was tried, in words, for `privacy.tuned`."""
+    held = recipe.data.validation or VALIDATION
+    tried = "; ".join(f"{key} {_in_words(choice)}" for key, choice in choices.items())
+    light = f" with 1/{cheaper} of batch and noise" if cheaper > 1 else ""
+    runs = "one run" if len(trials) == 1 else f"{len(trials)} runs"
+    return (
+        f"the accuracy of {runs}{light} on {held:.0%} of the training images, which they were not "
+        f"trained on: {tried}"
+    )
+
+
+def _in_words(choice: Choice) -> str:
+    if isinstance(choice, Range):
+        return f"between {choice.low:g} and {choice.high:g}"
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in choice)
+
+
+def _corners(choices: Mapping[str, Choice]) -> Iterator[dict[str, Any]]:
+    """Settings that show whether every value is allowed, each key by itself."""
+    for key, choice in choices.items():
+        values = (choice.low, choice.high) if isinstance(choice, Range) else choice
+        if not values:
+            raise UserError(f"--try {key}= names no value.")
+        yield from ({key: value} for value in values)
+
+
+def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
+    """Trials that the folder holds, which must be of the same recipe; a new folder is made."""
+    asked = {"recipe": base.to_dict(), "cheaper": cheaper}
+    if not (out / ASKED).is_file():
+        files.check_free(out)
+        out.mkdir(parents=True, exist_ok=True)
+        files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
+    before = json.loads((out / ASKED).read_text(encoding="utf-8"))
+    if changed := differences(before, json.loads(json.dumps(asked))):
+        raise UserError(
+            f"{out} holds runs of another recipe: {'; '.join(changed)}. Choose another --out."
+        )
+    path = out / TRIALS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [Trial(**json.loads(line)) for line in lines]
+
+
+def _proposals(
+    choices: Mapping[str, Choice], done: list[Trial], trials: int | None
+) -> Iterator[dict[str, Any]]:
+    """Settings to run next, given those that were run, until there are enough."""
+    grid = not any(isinstance(choice, Range) for choice in choices.values())
+    if grid and trials is None:
+        lists = [list(c) for c in choices.values() if not isinstance(c, Range)]
+        known = [trial.settings for trial in done]
+        for values in itertools.product(*lists):
+            settings = dict(zip(choices, values, strict=True))
+            if settings not in known:
+                yield settings
+        return
+    if trials is None:
+        raise UserError("A range has no end of values: say with --trials how many runs to make.")
+    while len(done) < trials:
+        yield _asked(choices, done)
+
+
+def _asked(choices: Mapping[str, Choice], done: Sequence[Trial]) -> dict[str, Any]:
+    """What Optuna's sampler proposes after these results."""
+    try:
+        import optuna
+    except ImportError:
+        raise UserError(
+            "Searching needs Optuna: `pip install 'sfumato[tune]'`. Without it, list the values to "
+            "try and leave --trials out."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kinds: Any = optuna.distributions
+    spaces: dict[str, Any] = {}
+    for key, choice in choices.items():
+        if isinstance(choice, Range):
+            whole = isinstance(choice.low, int) and isinstance(choice.high, int)
+            made = kinds.IntDistribution if whole else kinds.FloatDistribution
+            spaces[key] = made(choice.low, choice.high, log=choice.low > 0)
+        else:
+            spaces[key] = kinds.CategoricalDistribution(range(len(choice)))
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(done))
+    )
+    for trial in done:
+        if trial.settings.keys() == choices.keys():
+            known = {k: _position(choices[k], v) for k, v in trial.settings.items()}
+            if None not in known.values():
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        params=known, distributions=spaces, value=trial.accuracy
+                    )
+                )
+    return {k: _value(choices[k], v) for k, v in study.ask(spaces).params.items()}
+
+
+def _value(choice: Choice, proposed: Any) -> Any:
+    """What Optuna's proposal means: a place in a list, or a number, of which 3 digits will do."""
+    if not isinstance(choice, Range):
+        return choice[proposed]
+    rounded = proposed if isinstance(proposed, int) else float(f"{proposed:.3g}")
+    return min(max(rounded, choice.low), choice.high)
+
+
+def _position(choice: Choice, value: Any) -> Any:
+    """The value as Optuna knows it: its place in a list; None if it is not to be tried any more."""
+    if isinstance(choice, Range):
+        return value if choice.low <= value <= choice.high else None
+    return list(choice).index(value) if value in choice else None
+
+
+def _run(
+    recipe: Recipe,
+    settings: dict[str, Any],
+    out: Path,
+    folder: str,
+    root: Path | None,
+    device: str,
+    watch: Callable[[], AbstractContextManager[Reporter]],
+) -> Trial:
+    where = out / folder
+    try:
+        with watch() as reporter:
+            if (where / files.LEDGER).is_file():
+                result = resume(where, root=root, device=device, reporter=reporter)
+            else:
+                result = train(recipe, out=where, root=root, device=device, reporter=reporter)
+    except Diverged as reason:
+        words = re.sub(r"\s+", " ", str(reason))
+        return Trial(settings, 0.0, None, 0.0, folder, words)
+    spent = result.epsilon.get(result.accountant)
+    assert result.validation_accuracy is not None
+    return Trial(settings, result.validation_accuracy, spent, result.seconds, folder)

@@ -1,0 +1,42 @@
+"""`sfumato tune` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_result import Run, refused
+
+QUICK = ("--set", "training.steps=2", "--set", "training.seed=0")
+
+
+@pytest.fixture
+def run(sfumato: Run) -> Run:
+    return lambda *words: sfumato("tune", *words)
+
+
+def test_the_best_comes_first_with_words_for_the_statement(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    tried = ("digits", "--try", "optimizer.lr=1e-6,4", *QUICK, "--out", str(out))
+    found = run(*tried)
+    assert found.code == 0
+    table = found.out[found.out.index("held out") :]
+    assert table.index("trial-001") < table.index("trial-000")
+    assert "Best: --set optimizer.lr=4" in found.out
+    assert "privacy.tuned='the accuracy of 2 runs" in found.out
+    assert (out / "trials.png").stat().st_size > 1000
+    again = run(*tried)
+    assert again.code == 0 and "step" not in again.out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "Say what to try"),
+        (("--try", "optimizer.lr=8..1"), "the smaller one first"),
+        (("--try", "optimizer.lr=1..8"), "--trials"),
+        (("--try", "optimizer.lt=1"), "Did you mean 'lr'"),
+    ],
+)
+def test_mistakes(run: Run, tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
+    refused(run("digits", *words, *QUICK, "--out", str(tmp_path / "t")), sentence)
