@@ -131,3 +131,16 @@ def test_the_engine_takes_the_compiled_pass_when_asked() -> None:
     assert isinstance(ours, compiled.Fused), engine.passed_over
     wanted = PerExample(model)(x, y).squared_norms()
     torch.testing.assert_close(ours.squared_norms(), wanted, rtol=1e-3, atol=1e-9)
+
+
+def test_one_process_may_train_more_models_than_the_compiler_likes() -> None:
+    for filters in range(1, 12):
+        model = nn.Sequential(nn.Conv2d(2, filters, 3), nn.Flatten(), nn.Linear(filters * 4, 3))
+        engine = PerExample(model, check=False)
+        x, y = torch.randn(filters, 2, 4, 4), torch.randint(0, 3, (filters,))
+        ours = Compiled(engine, x, filters, torch.float32, way="materialise")(x, y)
+        wanted = engine._run("layers", x, y)
+        torch.testing.assert_close(ours.losses, wanted.losses)
+        weights = torch.rand(filters, 1)
+        for a, b in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -12,6 +12,7 @@ On a CUDA device the graphs are captured and replayed, so a batch costs no time 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -44,6 +45,10 @@ class Found:
     whole: list[Tensor] = field(default_factory=list)
 
 
+_KINDS = 1000
+"""The compiler gives up on a function after eight kinds of inputs; a process may train more models
+than that."""
+
 _ROUNDED_UP = 1 + 2e-4
 """Squared norms are summed in float32 here; rounded up by this, they are never too small."""
 
@@ -74,6 +79,11 @@ class Fused:
         exactly nothing, even if its gradient holds NaN or infinity.
         """
         return self._sums(weights.float())
+
+
+def _many_kinds() -> AbstractContextManager[None]:
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=_KINDS)
+    return patched
 
 
 class Compiled:
@@ -169,7 +179,7 @@ class Compiled:
 
     def _run(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         """Forward, backward and norms; what the sum needs stays in `_found`."""
-        with torch.enable_grad(), tapped(self.taps.forwards):
+        with torch.enable_grad(), tapped(self.taps.forwards), _many_kinds():
             total, losses, outputs, inputs = self._forward(x, y)
             leaves = [leaf for slot in self.taps.slots for leaf in slot.leaves()]
             grads = list(torch.autograd.grad(total, leaves))
@@ -209,7 +219,8 @@ class Compiled:
         for slot, own, x in found.apart:
             columns.update(zip(slot.names, slot.squared(own, x), strict=True))
         if found.whole:
-            columns.update(self._norms(found.whole))
+            with _many_kinds():
+                columns.update(self._norms(found.whole))
         return torch.stack([columns[name] for name in self._order], 1)
 
     def _summed(self, found: Found, weights: Tensor) -> list[Tensor]:
@@ -224,7 +235,8 @@ class Compiled:
             sums.update(zip(slot.names, parts, strict=True))
         if found.whole:
             every = [self._own(slot.names, weights) for slot in self._whole]
-            sums.update(self._sums(found.whole, every))
+            with _many_kinds():
+                sums.update(self._sums(found.whole, every))
         return [sums[name] for name in self._order]
 
     def _own(self, names: tuple[str, ...], weights: Tensor) -> Tensor:
