@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import hmac
 import os
@@ -240,6 +241,9 @@ def _load(
 def _memory(device: torch.device) -> int:
     """How many bytes a physical batch may take."""
     if device.type == "cuda":
+        # What a run before this one in the same process has left behind is not in use any more.
+        gc.collect()
+        torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0] * 0.6)
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
