@@ -32,6 +32,14 @@ def test_short_memory_gives_up_the_cheapest_bytes_first() -> None:
     assert set(plan(layers, 512, memory=0).values()) <= {"norm-only", "materialise"}
 
 
+def test_a_small_excess_costs_a_small_layer() -> None:
+    layers = [layer("large", 256, 256), layer("small", 128, 256)]
+    every = sum(one.bytes("materialise", 512) for one in layers)
+    assert plan(layers, 512, memory=every - 1) == {"large": "materialise", "small": "norm-only"}
+    gone = layers[1].bytes("materialise", 512) - layers[1].bytes("norm-only", 512)
+    assert plan(layers, 512, memory=every - gone - 1)["large"] == "norm-only"
+
+
 def test_costs_grow_with_the_work() -> None:
     one = layer("a", 128, 256)
     for way in ("materialise", "norm-only"):

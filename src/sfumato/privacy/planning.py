@@ -86,25 +86,29 @@ def plan(layers: Sequence[Convolution], examples: int, *, memory: int) -> dict[s
     Args:
         layers: The convolutions.
         examples: The physical batch.
-        memory: Bytes that gradients may take. Where the fastest ways need more, those that give
-            back most bytes for the time they lose are taken instead, one by one.
+        memory: Bytes that gradients may take. Where the fastest ways need more, the change is made
+            that loses least among those that are enough by themselves; while none is, the one that
+            gives back most bytes for the time it loses.
     """
     chosen: dict[str, Way] = {
         layer.name: min(layer.possible(), key=lambda way: layer.seconds(way, examples))
         for layer in layers
     }
-    while sum(layer.bytes(chosen[layer.name], examples) for layer in layers) > memory:
-        savings: list[tuple[float, str, Way]] = []
+    while (
+        excess := sum(layer.bytes(chosen[layer.name], examples) for layer in layers) - memory
+    ) > 0:
+        savings: list[tuple[float, int, str, Way]] = []
         for layer in layers:
             now = chosen[layer.name]
             for way in layer.possible():
                 freed = layer.bytes(now, examples) - layer.bytes(way, examples)
                 if freed > 0:
                     lost = layer.seconds(way, examples) - layer.seconds(now, examples)
-                    savings.append((lost / freed, layer.name, way))
+                    savings.append((lost, freed, layer.name, way))
         if not savings:
             break
-        _, name, way = min(savings)
+        enough = [saving for saving in savings if saving[1] >= excess]
+        _, _, name, way = min(enough) if enough else min(savings, key=lambda s: s[0] / s[1])
         chosen[name] = way
     return chosen
 
