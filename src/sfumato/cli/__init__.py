@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import typer
@@ -40,6 +41,18 @@ def _options(
 ) -> None: ...
 
 
+def _share_processors() -> None:
+    """Let threads that wait for each other spin briefly and then sleep, unless told otherwise.
+
+    By default GNU OpenMP spins a thousand times longer: where another program keeps one processor
+    busy, threads then wait for one that waits for them, and training is many times slower. It must
+    be said before PyTorch is loaded.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"
+
+
+_share_processors()
 for _verb in VERBS:
     importlib.import_module(f"sfumato.cli.{_verb}").register(app)
 
