@@ -79,6 +79,16 @@ def test_room_is_a_share_of_what_the_backward_pass_keeps() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_rows_count_wherever_they_lie() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1).T.tanh().reshape(-1, 1)
+
+    assert room(Turned(), torch.randn(1, 4, requires_grad=True), 5) == 0  # the input is not trained
+    model = nn.Sequential(nn.Linear(4, 4), Turned())
+    assert room(model, torch.randn(1, 4), 5) == int(SHARE * 2 * 8 * 5)
+
+
 def test_weights_take_no_part_in_the_room() -> None:
     wide = nn.Sequential(nn.Flatten(), nn.Linear(4, 1000), nn.Linear(1000, 2))
     with torch.no_grad():

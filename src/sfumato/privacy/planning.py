@@ -122,18 +122,20 @@ def room(model: nn.Module, row: Tensor, rows: int) -> int:
         row: An input of one row, which is not looked at, only its like.
         rows: Of a physical batch.
     """
-    kept: dict[int, Tensor] = {}
 
-    def note(t: Tensor) -> Tensor:
-        if t.dim() and t.shape[0] == 2:
-            kept[t.untyped_storage().data_ptr()] = t
-        return t
+    def kept(count: int) -> int:
+        """Numbers that a backward pass over so many rows keeps, weights among them."""
+        found: dict[int, Tensor] = {}
 
-    # Two rows, so that what belongs to rows can be told from weights.
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        model(torch.zeros_like(row).repeat_interleave(2, 0))
-    numbers = sum(t.numel() for t in kept.values()) // 2
-    return int(SHARE * _NARROW_BYTES * numbers * rows)
+        def note(t: Tensor) -> Tensor:
+            return found.setdefault(t.untyped_storage().data_ptr(), t)
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            output = model(torch.zeros_like(row).repeat_interleave(count, 0))
+        del output
+        return sum(t.numel() for t in found.values())
+
+    return int(SHARE * _NARROW_BYTES * (kept(2) - kept(1)) * rows)
 
 
 def geometry_of(layer: nn.Conv2d, views: int) -> Geometry | None:
