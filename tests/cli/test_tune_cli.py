@@ -24,6 +24,7 @@ def test_the_best_comes_first_with_words_for_the_statement(run: Run, tmp_path: P
     assert table.index("trial-001") < table.index("trial-000")
     assert "Best: --set optimizer.lr=4" in found.out
     assert "privacy.tuned='the accuracy of 2 runs" in found.out
+    assert "Together these runs spend epsilon" in found.out
     assert (out / "trials.png").stat().st_size > 1000
     again = run(*tried)
     assert again.code == 0 and "step" not in again.out

@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 from sfumato import recipes
 from sfumato.errors import UserError
 from sfumato.pictures import trials as picture
+from sfumato.privacy.accounting import epsilon
 from sfumato.recipe import Recipe
 from sfumato.training import setup
 from sfumato.training.loop import Loop
 from sfumato.training.run import train
-from sfumato.training.tune import Range, Trial, lighter, parse_choice, sentence, tune
+from sfumato.training.tune import (
+    Range,
+    Trial,
+    lighter,
+    parse_choice,
+    sentence,
+    together,
+    tune,
+)
 
 
 def tiny(**changes: Any) -> Recipe:
@@ -75,6 +84,20 @@ def test_the_test_set_is_never_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     assert "test_accuracy" not in final and "validation_accuracy_last" in final
     train(recipe, out=tmp_path / "usual", device="cpu")
     assert "test" in seen
+
+
+def test_all_runs_together_spend_what_their_ledgers_say(tmp_path: Path) -> None:
+    out, choices = tmp_path / "t", {"training.steps": [2, 3]}
+    found = tune(tiny(), choices, out=out, device="cpu")
+    total = together(found, out, delta=1e-5)
+    alone = [t.epsilon for t in found if t.epsilon is not None]
+    assert total is not None and max(alone) < total < sum(alone)
+    plans = [setup.plan(tiny(**t.settings), 1294) for t in found]
+    steps = [step for plan in plans for step in plan.history(plan.steps)]
+    assert total == pytest.approx(epsilon(steps, delta=1e-5, accountant="pld"), rel=1e-3)
+    open_ = tiny(**{"privacy.enabled": False})
+    free = tune(open_, {"optimizer.lr": [0.1]}, out=tmp_path / "u", device="cpu")
+    assert together(free, tmp_path / "u", delta=1e-5) is None
 
 
 def test_a_run_may_look_at_nothing(tmp_path: Path) -> None:

@@ -88,6 +88,14 @@ def tune(
         [t.settings for t in drawn], [t.accuracy for t in drawn], path,
         title=f"{len(drawn)} runs of {chosen.name}",
     )  # fmt: skip
+    delta = chosen.privacy.delta
+    if (total := tuning.together(found, out, delta=delta)) is not None:
+        console.print(
+            f"\nTogether these runs spend epsilon {total:.3f} at delta {delta:g} (PLD) on the "
+            "images that they were trained on. Those held out are not covered.",
+            highlight=False,
+            soft_wrap=True,
+        )
     options = " ".join(f"--set {key}={value}" for key, value in ranked[0].settings.items())
     words = tuning.sentence(found, choices, chosen, cheaper=cheaper)
     console.print(

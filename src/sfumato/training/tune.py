@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import AccountantName, epsilon
+from sfumato.privacy.accounting import AccountantName, Step, epsilon, merge
+from sfumato.privacy.ledger import Ledger
 from sfumato.recipe import Recipe, differences, parse_setting
 from sfumato.training import files, setup
 from sfumato.training.images import dataset_of
 from sfumato.training.reporter import Reporter, Silent
 from sfumato.training.run import resume, train
+from sfumato.training.start import Origin
 from sfumato.training.trouble import Diverged
 
 TRIALS = "trials.jsonl"
@@ -176,6 +178,22 @@ def sentence(
         f"the accuracy of {runs}{light} on {held:.0%} of the training images, which they were not "
         f"trained on: {tried}"
     )
+
+
+def together(trials: Sequence[Trial], out: Path, *, delta: float) -> float | None:
+    """What all runs spend on the images that they were trained on, by PLD; None if nothing.
+
+    The images that runs were compared on are not covered: the choice depends on them as it is.
+    """
+    history: list[Step] = []
+    for trial in trials:
+        path = out / trial.folder / files.LEDGER
+        if path.is_file():
+            ledger = Ledger.open(path)
+            if ledger.header["mechanism"] != "none":
+                history += [*Origin.of(ledger.header).before, *ledger.history()]
+            ledger.close()
+    return epsilon(merge(history), delta=delta, accountant="pld") if history else None
 
 
 def _in_words(choice: Choice) -> str:
