@@ -55,15 +55,22 @@ def test_what_was_stopped_goes_on(tmp_path: Path) -> None:
     choices = {"optimizer.lr": [0.5, 1.0, 4.0]}
     with pytest.raises(KeyboardInterrupt):
         tune(tiny(), choices, out=tmp_path / "t", device="cpu", after=stop)
-    train(  # as far as its first checkpoint: a run that was begun and not written down
-        tiny(**{"optimizer.lr": 1.0, "data.validation": 0.1, "data.test": False}),
-        out=tmp_path / "t" / "trial-001",
-        device="cpu",
-    )
-    for name in ("model.safetensors", "statement.md"):
-        (tmp_path / "t" / "trial-001" / name).unlink()
-    found = tune(tiny(), choices, out=tmp_path / "t", device="cpu")
-    assert [t.settings["optimizer.lr"] for t in found] == [0.5, 1.0, 4.0]
+    second = tmp_path / "t" / "trial-001"  # ended, but not written down
+    train(tiny(**{"optimizer.lr": 1.0, "data.validation": 0.1, "data.test": False}), out=second)
+    (second / "statement.md").unlink()  # or not quite ended
+    for _ in range(2):
+        found = tune(tiny(), choices, out=tmp_path / "t", device="cpu")
+        assert [t.settings["optimizer.lr"] for t in found] == [0.5, 1.0, 4.0]
+        lines = (tmp_path / "t" / "trials.jsonl").read_text().splitlines()
+        (tmp_path / "t" / "trials.jsonl").write_text("\n".join(lines[:2]) + "\n")
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    tune(tiny(), {"optimizer.lr": [0.5]}, out=tmp_path / "t", device="cpu")
+    with (tmp_path / "t" / "trials.jsonl").open("a") as file:
+        file.write('{"settings": {"optim')
+    with pytest.raises(UserError, match=r"trials\.jsonl is damaged"):
+        tune(tiny(), {"optimizer.lr": [0.5, 1.0]}, out=tmp_path / "t", device="cpu")
 
 
 def test_the_test_set_is_never_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,6 @@ from sfumato.training import files, metrics
 from sfumato.training.classifier import load
 
 
-def finished(folder: Path) -> bool:
-    """Whether a run folder holds a released model."""
-    return (folder / files.WEIGHTS).is_file() and (folder / files.STATEMENT).is_file()
-
-
 def harvest(
     folder: Path,
     *,

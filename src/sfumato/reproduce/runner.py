@@ -14,7 +14,7 @@ from pathlib import Path
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.reproduce import ledger
-from sfumato.reproduce.harvest import finished, harvest
+from sfumato.reproduce.harvest import harvest
 from sfumato.reproduce.ledger import Entry
 from sfumato.reproduce.row import Row, Setting
 from sfumato.reproduce.rows import find
@@ -191,7 +191,7 @@ class Runner:
             source = self._complete(Job(needed, "published", job.seed), outcome, after)
         folder = self.runs / job.folder
         recipe = self.recipe(job, source)
-        if not finished(folder):
+        if not files.finished(folder):
             if self.clock.over:
                 raise _OutOfTime
             self._train(folder, recipe)

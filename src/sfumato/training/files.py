@@ -53,6 +53,11 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def finished(folder: Path) -> bool:
+    """Whether a run came to its end: weights and statement are written last."""
+    return (folder / WEIGHTS).exists() and (folder / STATEMENT).exists()
+
+
 def check_free(out: Path) -> None:
     """Refuse a folder that already holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -102,7 +102,7 @@ def resume(
     ledger = Ledger.open(folder / files.LEDGER)
     recipe = _same_recipe(folder, ledger, changes or {})
     where = devices.pick_device(device, recipe.training.precision)
-    if (folder / files.WEIGHTS).exists() and (folder / files.STATEMENT).exists():
+    if files.finished(folder):
         (folder / files.KEY).unlink(missing_ok=True)
         raise UserError(
             f"{folder} is finished: there is nothing to resume. See {folder / files.STATEMENT}."

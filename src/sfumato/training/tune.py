@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting import AccountantName, Step, epsilon, merge
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipe import Recipe, differences, parse_setting
-from sfumato.training import files, setup
+from sfumato.training import files, metrics, setup
 from sfumato.training.images import dataset_of
 from sfumato.training.reporter import Reporter, Silent
 from sfumato.training.run import resume, train
@@ -225,7 +224,13 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
         )
     path = out / TRIALS
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [Trial(**json.loads(line)) for line in lines]
+    try:
+        return [Trial(**json.loads(line)) for line in lines]
+    except (ValueError, TypeError) as reason:
+        raise UserError(
+            f"{path} is damaged ({reason}): remove the line that is no JSON; the run that it was "
+            "about is kept and written down again."
+        ) from None
 
 
 def _proposals(
@@ -307,14 +312,15 @@ def _run(
 ) -> Trial:
     where = out / folder
     try:
-        with watch() as reporter:
-            if (where / files.LEDGER).is_file():
-                result = resume(where, root=root, device=device, reporter=reporter)
-            else:
-                result = train(recipe, out=where, root=root, device=device, reporter=reporter)
+        if not files.finished(where):
+            with watch() as reporter:
+                if (where / files.LEDGER).is_file():
+                    resume(where, root=root, device=device, reporter=reporter)
+                else:
+                    train(recipe, out=where, root=root, device=device, reporter=reporter)
     except Diverged as reason:
-        words = re.sub(r"\s+", " ", str(reason))
-        return Trial(settings, 0.0, None, 0.0, folder, words)
-    spent = result.epsilon.get(result.accountant)
-    assert result.validation_accuracy is not None
-    return Trial(settings, result.validation_accuracy, spent, result.seconds, folder)
+        return Trial(settings, 0.0, None, 0.0, folder, " ".join(str(reason).split()))
+    records = metrics.read(where / files.METRICS)
+    final = next(record for record in reversed(records) if record.get("final"))
+    accuracy, spent = final["validation_accuracy"], final.get("epsilon")
+    return Trial(settings, accuracy, spent, final["seconds"], folder)
