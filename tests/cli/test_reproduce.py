@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sfumato.cli import app
 from sfumato.errors import UserError
-from sfumato.reproduce import figures, ledger, rows, tables
+from sfumato.reproduce import figures, ledger, lookup, rows, tables
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reproduce"))
 from tiny_rows import entry, paper, row
@@ -20,7 +20,7 @@ from tiny_rows import entry, paper, row
 @pytest.fixture(autouse=True)
 def tiny_paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = (paper(row("first", 5.0, alias="short"), row("second")),)
-    for module in (rows, tables, figures):
+    for module in (lookup, rows, tables, figures):
         monkeypatch.setattr(module, "PAPERS", made)
     monkeypatch.chdir(tmp_path)
 
@@ -33,7 +33,7 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def test_without_arguments_every_row_is_listed_with_its_state() -> None:
-    ledger.append(Path("results"), entry(rows.every_row()["tiny/first"], 0.75))
+    ledger.append(Path("results"), entry(lookup.every_row()["tiny/first"], 0.75))
     said = run("--seeds", "2")
     line = next(line for line in said.splitlines() if line.startswith("first"))
     assert line.split() == ["first", "(short)", "1/2", "5", "75.00", "reached,", "+70.0"]
@@ -60,7 +60,7 @@ def test_a_budget_of_no_minutes_runs_nothing() -> None:
 
 
 def test_render_alone_trains_nothing() -> None:
-    ledger.append(Path("results"), entry(rows.every_row()["tiny/first"], 0.02))
+    ledger.append(Path("results"), entry(lookup.every_row()["tiny/first"], 0.02))
     run("--render")
     assert "**missed** by 3.0" in Path("docs/results/tiny.md").read_text(encoding="utf-8")
     assert not Path("runs").exists()

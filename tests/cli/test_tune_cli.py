@@ -20,14 +20,17 @@ def test_the_best_comes_first_with_words_for_the_statement(run: Run, tmp_path: P
     tried = ("digits", "--try", "optimizer.lr=1e-6,4", *QUICK, "--out", str(out))
     found = run(*tried)
     assert found.code == 0
-    table = found.out[found.out.index("held out") :]
-    assert table.index("trial-001") < table.index("trial-000")
+    table = found.out[found.out.index("held out") :].splitlines()
+    assert table[1].split()[0] == "4" and table[2].split()[0] == "1e-06"
     assert "Best: --set optimizer.lr=4" in found.out
     assert "privacy.tuned='the accuracy of 2 runs" in found.out
     assert "Together these runs spend epsilon" in found.out
     assert (out / "trials.png").stat().st_size > 1000
     again = run(*tried)
     assert again.code == 0 and "step" not in again.out
+    other = run("digits", "--try", "privacy.clip=2", *QUICK, "--out", str(out))
+    assert other.code == 0 and "3 runs" in other.out
+    assert "optimizer.lr 1e-06, 4; privacy.clip 2" in other.out
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from sfumato import models, recipes
 from sfumato.data.catalogue import CATALOGUE
 from sfumato.recipe import Recipe
-from sfumato.reproduce.rows import every_row
+from sfumato.reproduce.lookup import every_row
 from sfumato.training import setup
 
 COUNTS = {

@@ -10,10 +10,11 @@ import pytest
 
 from sfumato import recipes
 from sfumato.errors import UserError
-from sfumato.reproduce import figures, ledger, rows, tables
+from sfumato.reproduce import figures, ledger, lookup, rows, tables
+from sfumato.reproduce.lookup import every_row, find, find_all
 from sfumato.reproduce.plots import PLOTS, Plot
 from sfumato.reproduce.row import PLD
-from sfumato.reproduce.rows import PAPERS, every_row, find, find_all
+from sfumato.reproduce.rows import PAPERS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_rows import entry, paper, row
@@ -22,7 +23,7 @@ from tiny_rows import entry, paper, row
 @pytest.fixture
 def tiny_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     made = (paper(row("hit", 60.0), row("miss", 71.86), row("open"), row("waiting", 50.0)),)
-    for module in (rows, tables, figures):
+    for module in (lookup, rows, tables, figures):
         monkeypatch.setattr(module, "PAPERS", made)
 
 
@@ -59,7 +60,7 @@ def test_a_page_says_what_was_reached_missed_and_not_run(tmp_path: Path) -> None
 def test_a_page_names_what_best_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     better = row("hit", 60.0, best=PLD | {"training.batch": 64})
     made = (paper(better, row("plain", 60.0)),)
-    for module in (rows, tables, figures):
+    for module in (lookup, rows, tables, figures):
         monkeypatch.setattr(module, "PAPERS", made)
     for name in ("hit", "plain"):
         one = entry(every_row()[f"tiny/{name}"], 0.7, setting="best")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sfumato import recipes
 from sfumato.errors import UserError
 from sfumato.pictures import trials as picture
-from sfumato.privacy.accounting import epsilon
 from sfumato.recipe import Recipe
 from sfumato.training import setup
 from sfumato.training.loop import Loop
@@ -24,7 +23,6 @@ from sfumato.training.tune import (
     lighter,
     parse_choice,
     sentence,
-    together,
     tune,
 )
 
@@ -49,20 +47,22 @@ def test_every_combination_is_run_once(tmp_path: Path) -> None:
 
 
 def test_what_was_stopped_goes_on(tmp_path: Path) -> None:
-    def stop(_: Trial) -> None:
-        raise KeyboardInterrupt
+    out, choices = tmp_path / "t", {"optimizer.lr": [0.5, 1.0, 4.0]}
+    whole = tune(tiny(), choices, out=out, device="cpu")
+    lines = (out / "trials.jsonl").read_text().splitlines()
+    (out / "trials.jsonl").write_text(lines[0] + "\n")  # two ended, but were not written down,
+    (out / whole[1].folder / "statement.md").unlink()  # and one of them not quite
+    again = tune(tiny(), choices, out=out, device="cpu")
+    assert [t.settings for t in again] == [t.settings for t in whole]
+    assert [t.accuracy for t in again] == [t.accuracy for t in whole]
 
-    choices = {"optimizer.lr": [0.5, 1.0, 4.0]}
-    with pytest.raises(KeyboardInterrupt):
-        tune(tiny(), choices, out=tmp_path / "t", device="cpu", after=stop)
-    second = tmp_path / "t" / "trial-001"  # ended, but not written down
-    train(tiny(**{"optimizer.lr": 1.0, "data.validation": 0.1, "data.test": False}), out=second)
-    (second / "statement.md").unlink()  # or not quite ended
-    for _ in range(2):
-        found = tune(tiny(), choices, out=tmp_path / "t", device="cpu")
-        assert [t.settings["optimizer.lr"] for t in found] == [0.5, 1.0, 4.0]
-        lines = (tmp_path / "t" / "trials.jsonl").read_text().splitlines()
-        (tmp_path / "t" / "trials.jsonl").write_text("\n".join(lines[:2]) + "\n")
+
+def test_a_run_never_goes_on_with_the_settings_of_another(tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    (first,) = tune(tiny(), {"optimizer.lr": [1e-6]}, out=out, device="cpu")
+    (out / "trials.jsonl").unlink()
+    (second,) = tune(tiny(), {"optimizer.lr": [4.0]}, out=out, device="cpu")
+    assert second.folder != first.folder and second.accuracy != first.accuracy
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -91,20 +91,6 @@ def test_the_test_set_is_never_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     assert "test_accuracy" not in final and "validation_accuracy_last" in final
     train(recipe, out=tmp_path / "usual", device="cpu")
     assert "test" in seen
-
-
-def test_all_runs_together_spend_what_their_ledgers_say(tmp_path: Path) -> None:
-    out, choices = tmp_path / "t", {"training.steps": [2, 3]}
-    found = tune(tiny(), choices, out=out, device="cpu")
-    total = together(found, out, delta=1e-5)
-    alone = [t.epsilon for t in found if t.epsilon is not None]
-    assert total is not None and max(alone) < total < sum(alone)
-    plans = [setup.plan(tiny(**t.settings), 1294) for t in found]
-    steps = [step for plan in plans for step in plan.history(plan.steps)]
-    assert total == pytest.approx(epsilon(steps, delta=1e-5, accountant="pld"), rel=1e-3)
-    open_ = tiny(**{"privacy.enabled": False})
-    free = tune(open_, {"optimizer.lr": [0.1]}, out=tmp_path / "u", device="cpu")
-    assert together(free, tmp_path / "u", delta=1e-5) is None
 
 
 def test_a_run_may_look_at_nothing(tmp_path: Path) -> None:
@@ -156,6 +142,13 @@ def test_ranges_are_searched(tmp_path: Path) -> None:
     assert more[:3] == found and len(more) == 4
     with pytest.raises(UserError, match="--trials"):
         tune(tiny(), choices, out=tmp_path / "u", device="cpu")
+    assert not (tmp_path / "u").exists()
+
+
+def test_nothing_is_run_twice_when_proposals_run_out(tmp_path: Path) -> None:
+    choices = {"optimizer.lr": [1.0, 2.0]}
+    found = tune(tiny(), choices, out=tmp_path / "t", trials=5, device="cpu")
+    assert sorted(t.settings["optimizer.lr"] for t in found) == [1.0, 2.0]
 
 
 def test_other_recipes_are_kept_apart(tmp_path: Path) -> None:
@@ -207,13 +200,17 @@ def test_mistakes_are_found_before_the_first_run(tmp_path: Path) -> None:
 
 
 def test_the_sentence_says_what_was_tried() -> None:
-    trials = [Trial({}, 0.5, 1.0, 1.0, "trial-000")] * 3
-    choices = {"optimizer.lr": [1.0, 2.0, 4.0], "training.views": Range(1, 4)}
-    words = sentence(trials, choices, tiny(), cheaper=8)
-    assert words == (
-        "the accuracy of 3 runs with 1/8 of batch and noise on 10% of the training images, which "
-        "they were not trained on: optimizer.lr 1, 2, 4; training.views between 1 and 4"
+    trials = [
+        Trial({"optimizer.lr": lr, "optimizer.name": name}, 0.5, 1.0, 1.0, "trial")
+        for lr in (1.0, 2.0, 4.5)
+        for name in ("sgd", "nadam")
+    ]
+    assert sentence(trials, tiny(), cheaper=8) == (
+        "the accuracy of 6 runs with 1/8 of batch and noise on 10% of the training images, which "
+        "they were not trained on: optimizer.lr 1, 2, 4.5; optimizer.name sgd, nadam"
     )
+    many = [Trial({"optimizer.lr": k / 2}, 0.5, 1.0, 1.0, "trial") for k in range(1, 9)]
+    assert sentence(many, tiny()).endswith("optimizer.lr between 0.5 and 4")
 
 
 def test_the_picture_has_a_panel_for_each_setting_that_differs(tmp_path: Path) -> None:
@@ -228,3 +225,4 @@ def test_the_picture_has_a_panel_for_each_setting_that_differs(tmp_path: Path) -
     from PIL import Image
 
     assert Image.open(two).width > 1.5 * Image.open(one).width
+    picture.draw([*tried, {"privacy.clip": 2.0}], [0.1, 0.5, 0.4, 0.3, 0.9], two, title="5 runs")

@@ -44,7 +44,7 @@ def _options(
 def _share_processors() -> None:
     """Let threads that wait for each other spin briefly and then sleep, unless told otherwise.
 
-    By default GNU OpenMP spins a thousand times longer: where another program keeps one processor
+    By default GNU OpenMP spins 300 times longer: where another program keeps one processor
     busy, threads then wait for one that waits for them, and training is many times slower. It must
     be said before PyTorch is loaded.
     """

@@ -58,7 +58,8 @@ def reproduce(
     Without arguments: every paper and row, and how far it is. What is done is not run again, what
     was interrupted goes on.
     """
-    from sfumato.reproduce.rows import PAPERS, find_all
+    from sfumato.reproduce.lookup import find_all
+    from sfumato.reproduce.rows import PAPERS
 
     chosen = _settings(setting)
     if not what:
@@ -153,7 +154,7 @@ def _render(results: Path, docs: Path) -> None:
 
 
 def _say_entry(entry: Entry, say: Callable[[str], None]) -> None:
-    from sfumato.reproduce.rows import every_row
+    from sfumato.reproduce.lookup import every_row
     from sfumato.reproduce.tables import verdict
 
     row = every_row()[entry.row]

@@ -51,6 +51,7 @@ def tune(
     from sfumato.cli.progress import console, watched
     from sfumato.pictures import trials as picture
     from sfumato.recipe import parse_setting
+    from sfumato.report.runs import gather, together
     from sfumato.training import tune as tuning
     from sfumato.training.loop import Stopped
 
@@ -73,31 +74,30 @@ def tune(
         console.print("Stopped; the same command goes on from here.")
         raise typer.Exit(128 + stopped.signal) from None
     ranked = sorted(found, key=lambda trial: -trial.accuracy)
+    names = list(tuning.tried_of(found))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in (*choices, "held out", "ε of the run", "seconds", "run"):
-        table.add_column(name, justify="left" if name in (*choices, "run") else "right")
+    for name in (*names, "held out", "ε of the run", "seconds", "run"):
+        table.add_column(name, justify="left" if name in (*names, "run") else "right")
     for trial in ranked:
         spent = "–" if trial.epsilon is None else f"{trial.epsilon:.2f}"
         result = "diverged" if trial.note else f"{100 * trial.accuracy:.2f} %"
-        values = [str(trial.settings.get(key, "")) for key in choices]
+        values = [str(trial.settings.get(name, "")) for name in names]
         table.add_row(*values, result, spent, f"{trial.seconds:.0f}", trial.folder)
     console.print(table)
-    drawn = [t for t in found if t.settings.keys() == choices.keys()]
     path = out / "trials.png"
     picture.draw(
-        [t.settings for t in drawn], [t.accuracy for t in drawn], path,
-        title=f"{len(drawn)} runs of {chosen.name}",
+        [t.settings for t in found], [t.accuracy for t in found], path,
+        title=f"{len(found)} runs of {chosen.name}",
     )  # fmt: skip
-    delta = chosen.privacy.delta
-    if (total := tuning.together(found, out, delta=delta)) is not None:
+    if (total := together(gather([out / trial.folder for trial in found]))) is not None:
         console.print(
-            f"\nTogether these runs spend epsilon {total:.3f} at delta {delta:g} (PLD) on the "
-            "images that they were trained on. Those held out are not covered.",
+            f"\nTogether these runs spend epsilon {total:.3f} at delta {chosen.privacy.delta:g} "
+            "(PLD) on the images that they were trained on. Those held out are not covered.",
             highlight=False,
             soft_wrap=True,
         )
     options = " ".join(f"--set {key}={value}" for key, value in ranked[0].settings.items())
-    words = tuning.sentence(found, choices, chosen, cheaper=cheaper)
+    words = tuning.sentence(found, chosen, cheaper=cheaper)
     console.print(
         f"\nBest: {options}\nFor the statement: --set privacy.tuned='{words}'\nPicture: {path}",
         highlight=False,

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from sfumato.pictures import style
 
 _LOG_FROM = 8.0
@@ -18,34 +20,39 @@ def draw(
     """Draw one panel for each setting that differs, into a PNG file, which is replaced.
 
     Args:
-        settings: Of each run, by the same names.
+        settings: Of each run, by name; a run has no place in the panel of one that it lacks.
         accuracies: Of each run.
         path: The file.
         title: Over all panels.
     """
-    names = [
-        n for n in settings[0] if len({repr(s[n]) for s in settings}) > 1
-    ] or list(settings[0])[:1]  # fmt: skip
+    every = list(dict.fromkeys(name for own in settings for name in own))
+    values = {n: [own[n] for own in settings if n in own] for n in every}
+    names = [n for n in every if len(set(map(repr, values[n]))) > 1] or every[:1]
     best = max(range(len(accuracies)), key=accuracies.__getitem__)
     with style.figure(0.6 + 2.9 * len(names), 3.2, path) as made:
         made.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
         row = made.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for axes, name in zip(row, names, strict=True):
-            values = [s[name] for s in settings]
-            numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-            if numbers:
-                places = values
-                if min(values) > 0 and max(values) >= _LOG_FROM * min(values):
-                    axes.set_xscale("log")
-            else:
-                words = list(dict.fromkeys(map(str, values)))
-                places = [words.index(str(v)) for v in values]
-                axes.set_xticks(range(len(words)), [style.shortened(w) for w in words])
-            axes.plot(places, accuracies, "o", color=style.BLUE, alpha=0.7)
-            axes.plot(
-                [places[best]], [accuracies[best]], "o", color=style.ORANGE, markersize=11,
-                markerfacecolor="none", markeredgewidth=2,
-            )  # fmt: skip
+            having = [k for k, own in enumerate(settings) if name in own]
+            places = _places(axes, values[name])
+            shown = [accuracies[k] for k in having]
+            axes.plot(places, shown, "o", color=style.BLUE, alpha=0.7)
+            if best in having:
+                axes.plot(
+                    [places[having.index(best)]], [accuracies[best]], "o", color=style.ORANGE,
+                    markersize=11, markerfacecolor="none", markeredgewidth=2,
+                )  # fmt: skip
             axes.set_xlabel(name)
             style.percent_axis(axes)
         row[0].set_ylabel("accuracy on held-out images")
+
+
+def _places(axes: Axes, values: Sequence[Any]) -> list[float]:
+    """Where values lie on the axis: numbers as they are, others in the order in which they came."""
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        if min(values) > 0 and max(values) >= _LOG_FROM * min(values):
+            axes.set_xscale("log")
+        return list(values)
+    words = list(dict.fromkeys(map(str, values)))
+    axes.set_xticks(range(len(words)), [style.shortened(w) for w in words])
+    return [float(words.index(str(v))) for v in values]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sfumato.reproduce.ledger import Entry, append, read
+from sfumato.reproduce.lookup import find
 from sfumato.reproduce.row import Paper, Row
-from sfumato.reproduce.rows import PAPERS, find
+from sfumato.reproduce.rows import PAPERS
 
 __all__ = ["PAPERS", "Entry", "Paper", "Row", "append", "find", "read"]

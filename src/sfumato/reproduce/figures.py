@@ -17,9 +17,10 @@ from sfumato.pictures import style
 from sfumato.reproduce import ledger
 from sfumato.reproduce.ledger import Entry
 from sfumato.reproduce.literature import CIFAR10
+from sfumato.reproduce.lookup import every_row
 from sfumato.reproduce.plots import PLOTS, Plot
 from sfumato.reproduce.row import Row
-from sfumato.reproduce.rows import PAPERS, every_row
+from sfumato.reproduce.rows import PAPERS
 
 _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY)
 _MARKERS = "osD^vP"

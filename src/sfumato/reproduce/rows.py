@@ -6,11 +6,8 @@ states only a conclusion, or its table has not survived in the text at hand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
-from sfumato.errors import UserError, nearest
 from sfumato.reproduce.row import PLD, Paper, Row
 
 _NOT_PRIVATE = {"privacy.enabled": False}
@@ -371,36 +368,3 @@ def _own() -> Paper:
 PAPERS: tuple[Paper, ...] = (
     _smoothnets(), _scale_norm(), _shoe_fit(), _optimizer_report(), _equivariant(), _own(),
 )  # fmt: skip
-
-
-def every_row() -> dict[str, Row]:
-    """All rows by `PAPER/ROW`."""
-    return {row.id: row for paper in PAPERS for row in paper.rows}
-
-
-def find(name: str) -> tuple[Paper, Sequence[Row]]:
-    """The paper and the rows that `PAPER`, `PAPER/ROW` or `PAPER/PATTERN` (with `*`) means."""
-    key, slash, rest = name.strip("/").partition("/")
-    paper = next((p for p in PAPERS if p.key == key), None)
-    if paper is None:
-        known = [p.key for p in PAPERS]
-        raise UserError(
-            f"There is no paper '{key}': choose {', '.join(known)}.{nearest(key, known)} "
-            "`sfumato reproduce` lists them with their rows."
-        )
-    if not slash:
-        return paper, paper.rows
-    if "*" not in rest:
-        return paper, (paper.row(rest),)
-    found = tuple(row for row in paper.rows if fnmatchcase(row.name, rest))
-    if not found:
-        raise UserError(
-            f"No row of paper {key} is called like '{rest}'. `sfumato reproduce {key} --list` "
-            "shows them."
-        )
-    return paper, found
-
-
-def find_all(names: Sequence[str]) -> list[Row]:
-    """The rows that several names mean, each once."""
-    return list({row.id: row for name in names for row in find(name)[1]}.values())

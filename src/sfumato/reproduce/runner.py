@@ -16,8 +16,8 @@ from sfumato.recipe import Recipe
 from sfumato.reproduce import ledger
 from sfumato.reproduce.harvest import harvest
 from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce.lookup import find
 from sfumato.reproduce.row import Row, Setting
-from sfumato.reproduce.rows import find
 from sfumato.training import files
 from sfumato.training.loop import Stopped
 from sfumato.training.reporter import Progress, Reporter, Silent

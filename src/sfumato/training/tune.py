@@ -6,6 +6,7 @@ run's epsilon covers it: `sentence` says what was tried, for the statement of th
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import tomllib
@@ -16,14 +17,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import AccountantName, Step, epsilon, merge
-from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.accounting import AccountantName, epsilon
 from sfumato.recipe import Recipe, differences, parse_setting
 from sfumato.training import files, metrics, setup
 from sfumato.training.images import dataset_of
 from sfumato.training.reporter import Reporter, Silent
 from sfumato.training.run import resume, train
-from sfumato.training.start import Origin
 from sfumato.training.trouble import Diverged
 
 TRIALS = "trials.jsonl"
@@ -33,6 +32,12 @@ VALIDATION = 0.1
 
 _UNBOUNDED = 1e9
 """A budget that no run reaches."""
+
+_LISTED = 6
+"""More numbers than this are told by the smallest and the largest."""
+
+_SEEDS = 20
+"""Proposals to look at for one that was not tried."""
 
 
 @dataclass(frozen=True)
@@ -150,14 +155,14 @@ def tune(
     base = recipe.replace({"data.validation": held, "data.test": False})
     for settings in _corners(choices):
         base.replace(settings)
+    if trials is None and any(isinstance(choice, Range) for choice in choices.values()):
+        raise UserError("A range has no end of values: say with --trials how many runs to make.")
     done = _opened(out, base, cheaper)
-    examples = len(dataset_of(base.data, root=root).train)
     for settings in _proposals(choices, done, trials):
-        folder = f"trial-{len(done):03d}"
         chosen = base.replace(settings)
         if cheaper > 1:
-            chosen = lighter(chosen, examples, cheaper)
-        trial = _run(chosen, settings, out, folder, root, device, watch)
+            chosen = lighter(chosen, len(dataset_of(chosen.data, root=root).train), cheaper)
+        trial = _run(chosen, settings, out, root, device, watch)
         with (out / TRIALS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(trial)) + "\n")
         done.append(trial)
@@ -165,12 +170,10 @@ def tune(
     return done
 
 
-def sentence(
-    trials: Sequence[Trial], choices: Mapping[str, Choice], recipe: Recipe, *, cheaper: int = 1
-) -> str:
+def sentence(trials: Sequence[Trial], recipe: Recipe, *, cheaper: int = 1) -> str:
     """What was tried, in words, for `privacy.tuned`."""
     held = recipe.data.validation or VALIDATION
-    tried = "; ".join(f"{key} {_in_words(choice)}" for key, choice in choices.items())
+    tried = "; ".join(f"{key} {_in_words(values)}" for key, values in tried_of(trials).items())
     light = f" with 1/{cheaper} of batch and noise" if cheaper > 1 else ""
     runs = "one run" if len(trials) == 1 else f"{len(trials)} runs"
     return (
@@ -179,26 +182,20 @@ def sentence(
     )
 
 
-def together(trials: Sequence[Trial], out: Path, *, delta: float) -> float | None:
-    """What all runs spend on the images that they were trained on, by PLD; None if nothing.
-
-    The images that runs were compared on are not covered: the choice depends on them as it is.
-    """
-    history: list[Step] = []
+def tried_of(trials: Sequence[Trial]) -> dict[str, list[Any]]:
+    """The values that runs were made with, each once, by the names of their settings."""
+    found: dict[str, list[Any]] = {}
     for trial in trials:
-        path = out / trial.folder / files.LEDGER
-        if path.is_file():
-            ledger = Ledger.open(path)
-            if ledger.header["mechanism"] != "none":
-                history += [*Origin.of(ledger.header).before, *ledger.history()]
-            ledger.close()
-    return epsilon(merge(history), delta=delta, accountant="pld") if history else None
+        for key, value in trial.settings.items():
+            if value not in found.setdefault(key, []):
+                found[key].append(value)
+    return found
 
 
-def _in_words(choice: Choice) -> str:
-    if isinstance(choice, Range):
-        return f"between {choice.low:g} and {choice.high:g}"
-    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in choice)
+def _in_words(values: Sequence[Any]) -> str:
+    if len(values) > _LISTED and all(isinstance(value, int | float) for value in values):
+        return f"between {min(values):g} and {max(values):g}"
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
 def _corners(choices: Mapping[str, Choice]) -> Iterator[dict[str, Any]]:
@@ -237,22 +234,24 @@ def _proposals(
     choices: Mapping[str, Choice], done: list[Trial], trials: int | None
 ) -> Iterator[dict[str, Any]]:
     """Settings to run next, given those that were run, until there are enough."""
-    grid = not any(isinstance(choice, Range) for choice in choices.values())
-    if grid and trials is None:
-        lists = [list(c) for c in choices.values() if not isinstance(c, Range)]
-        known = [trial.settings for trial in done]
-        for values in itertools.product(*lists):
-            settings = dict(zip(choices, values, strict=True))
-            if settings not in known:
-                yield settings
-        return
+    known = [trial.settings for trial in done]
     if trials is None:
-        raise UserError("A range has no end of values: say with --trials how many runs to make.")
-    while len(done) < trials:
-        yield _asked(choices, done)
+        lists = [list(c) for c in choices.values() if not isinstance(c, Range)]
+        every = (dict(zip(choices, values, strict=True)) for values in itertools.product(*lists))
+        yield from (settings for settings in every if settings not in known)
+        return
+    own = [trial for trial in done if trial.settings.keys() == choices.keys()]
+    for number in range(len(own), trials):
+        # A sampler may propose what was tried before; another seed then proposes something else.
+        asked = (_asked(choices, done, seed) for seed in range(number, _SEEDS * trials, trials))
+        settings = next((found for found in asked if found not in known), None)
+        if settings is None:
+            return
+        known.append(settings)
+        yield settings
 
 
-def _asked(choices: Mapping[str, Choice], done: Sequence[Trial]) -> dict[str, Any]:
+def _asked(choices: Mapping[str, Choice], done: Sequence[Trial], seed: int) -> dict[str, Any]:
     """What Optuna's sampler proposes after these results."""
     try:
         import optuna
@@ -271,9 +270,8 @@ def _asked(choices: Mapping[str, Choice], done: Sequence[Trial]) -> dict[str, An
             spaces[key] = made(choice.low, choice.high, log=choice.low > 0)
         else:
             spaces[key] = kinds.CategoricalDistribution(range(len(choice)))
-    study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(done))
-    )
+    sampler = optuna.samplers.TPESampler(seed=seed)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
     for trial in done:
         if trial.settings.keys() == choices.keys():
             known = {k: _position(choices[k], v) for k, v in trial.settings.items()}
@@ -305,11 +303,13 @@ def _run(
     recipe: Recipe,
     settings: dict[str, Any],
     out: Path,
-    folder: str,
     root: Path | None,
     device: str,
     watch: Callable[[], AbstractContextManager[Reporter]],
 ) -> Trial:
+    """One run, in a folder whose name follows from its settings: none goes on with another's."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    folder = f"trial-{digest[:8]}"
     where = out / folder
     try:
         if not files.finished(where):
