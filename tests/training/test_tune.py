@@ -226,3 +226,14 @@ def test_the_picture_has_a_panel_for_each_setting_that_differs(tmp_path: Path) -
 
     assert Image.open(two).width > 1.5 * Image.open(one).width
     picture.draw([*tried, {"privacy.clip": 2.0}], [0.1, 0.5, 0.4, 0.3, 0.9], two, title="5 runs")
+
+
+def test_a_logarithmic_scale_is_labelled_with_plain_numbers() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    assert picture._places(axes, [1, 4, 8]) == [1, 4, 8] and axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4", "8"]
+    assert not axes.get_xticklabels(minor=True)
+    picture._places(axes, [2.0**k for k in range(20)])
+    assert len(axes.get_xticklabels()) <= 6

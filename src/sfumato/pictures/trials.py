@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 
 from sfumato.pictures import style
 
 _LOG_FROM = 8.0
 """Positive values that are so many times apart are drawn on a logarithmic scale."""
+_TICKS = 6
+"""Values that are written below such a scale at most."""
 
 
 def draw(
@@ -52,6 +55,10 @@ def _places(axes: Axes, values: Sequence[Any]) -> list[float]:
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         if min(values) > 0 and max(values) >= _LOG_FROM * min(values):
             axes.set_xscale("log")
+            shown = sorted(set(values))
+            shown = shown[:: -(-len(shown) // _TICKS)]
+            axes.set_xticks(shown, [f"{value:g}" for value in shown])
+            axes.xaxis.set_minor_locator(NullLocator())
         return list(values)
     words = list(dict.fromkeys(map(str, values)))
     axes.set_xticks(range(len(words)), [style.shortened(w) for w in words])
