@@ -41,18 +41,23 @@ def _options(
 ) -> None: ...
 
 
-def _share_processors() -> None:
-    """Let threads that wait for each other spin briefly and then sleep, unless told otherwise.
+def _prepare_pytorch() -> None:
+    """Say what PyTorch reads from the environment while it is loaded, unless the user has said it.
 
-    By default GNU OpenMP spins 300 times longer: where another program keeps one processor
-    busy, threads then wait for one that waits for them, and training is many times slower. It must
-    be said before PyTorch is loaded.
+    Threads that wait for each other spin briefly and then sleep. By default GNU OpenMP spins 300
+    times longer: where another program keeps one processor busy, threads then wait for one that
+    waits for them, and training is many times slower.
+
+    Memory of a CUDA device is taken in segments that grow, so that what layers give back serves
+    larger ones too, in captured graphs as well.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-_share_processors()
+_prepare_pytorch()
 for _verb in VERBS:
     importlib.import_module(f"sfumato.cli.{_verb}").register(app)
 

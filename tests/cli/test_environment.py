@@ -1,0 +1,38 @@
+"""What the command says to PyTorch before it is loaded, and that a user's word counts more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+SHOW = (
+    "import sys, os, sfumato.cli; e = os.environ.get;"
+    "print('torch' in sys.modules, e('GOMP_SPINCOUNT'), e('PYTORCH_ALLOC_CONF'))"
+)
+GROWS = "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ({}, f"False 1000 {GROWS}"),
+        ({"OMP_WAIT_POLICY": "active"}, f"False None {GROWS}"),
+        ({"GOMP_SPINCOUNT": "7"}, f"False 7 {GROWS}"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "False 1000 max_split_size_mb:64"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "False 1000 None"),
+    ],
+)
+def test_the_command_says_so_before_pytorch_is_loaded(own: dict[str, str], wanted: str) -> None:
+    rest = {k: v for k, v in os.environ.items() if k not in NAMES}
+    found = subprocess.run(
+        [sys.executable, "-c", SHOW],
+        env={**rest, **own},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == wanted
