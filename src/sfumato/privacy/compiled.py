@@ -11,14 +11,15 @@ On a CUDA device the graphs are captured and replayed, so a batch costs no time 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
 
 from sfumato.privacy.keeping import Slot, Together, Whole
 from sfumato.privacy.paths import tapped
@@ -48,6 +49,8 @@ class Found:
 _KINDS = 1000
 """The compiler gives up on a function after eight kinds of inputs; a process may train more models
 than that."""
+
+_OWN_GRADIENTS = "autograd_cache_allow_custom_autograd_functions"
 
 _ROUNDED_UP = 1 + 2e-4
 """Squared norms are summed in float32 here; rounded up by this, they are never too small."""
@@ -81,9 +84,16 @@ class Fused:
         return self._sums(weights.float())
 
 
-def _many_kinds() -> AbstractContextManager[None]:
-    patched: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=_KINDS)
-    return patched
+@contextmanager
+def _compiler() -> Iterator[None]:
+    """The compiler as the pass needs it.
+
+    It finds what it compiled in an earlier process, for which it must be told that gradients of
+    our own may be kept too: their code is part of what is looked up.
+    """
+    cached = {_OWN_GRADIENTS: True} if hasattr(functorch, _OWN_GRADIENTS) else {}
+    with torch._dynamo.config.patch(recompile_limit=_KINDS), functorch.patch(cached):
+        yield
 
 
 class Compiled:
@@ -179,7 +189,7 @@ class Compiled:
 
     def _run(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         """Forward, backward and norms; what the sum needs stays in `_found`."""
-        with torch.enable_grad(), tapped(self.taps.forwards), _many_kinds():
+        with torch.enable_grad(), tapped(self.taps.forwards), _compiler():
             total, losses, outputs, inputs = self._forward(x, y)
             leaves = [leaf for slot in self.taps.slots for leaf in slot.leaves()]
             grads = list(torch.autograd.grad(total, leaves))
@@ -219,7 +229,7 @@ class Compiled:
         for slot, own, x in found.apart:
             columns.update(zip(slot.names, slot.squared(own, x), strict=True))
         if found.whole:
-            with _many_kinds():
+            with _compiler():
                 columns.update(self._norms(found.whole))
         return torch.stack([columns[name] for name in self._order], 1)
 
@@ -235,7 +245,7 @@ class Compiled:
             sums.update(zip(slot.names, parts, strict=True))
         if found.whole:
             every = [self._own(slot.names, weights) for slot in self._whole]
-            with _many_kinds():
+            with _compiler():
                 sums.update(self._sums(found.whole, every))
         return [sums[name] for name in self._order]
 
