@@ -20,6 +20,7 @@ from sfumato.privacy import (
     one_at_a_time,
     physical_batches,
 )
+from sfumato.privacy.statistics import BatchStatistics
 
 X = torch.randn(10, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(10) % 4
@@ -160,6 +161,25 @@ def test_a_failed_batch_adds_nothing(model: nn.Module) -> None:
         mechanism.accumulate(X, Y, torch.ones(1))
     with pytest.raises(Exception, match="out of bounds"):
         mechanism.accumulate(X, Y + 10)
+    assert mechanism.release().examples == 10
+
+
+def test_a_batch_that_fails_at_its_very_end_adds_nothing(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is run again in smaller pieces then: what it had added would count twice."""
+    mechanism = private(model)
+    mechanism.accumulate(X, Y)
+    before = {name: t.clone() for name, t in (mechanism._sums or {}).items()}
+
+    def fail(*_: object) -> BatchStatistics:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="memory"):
+        patched.setattr(BatchStatistics, "__add__", fail)
+        mechanism.accumulate(X, Y)
+    after = mechanism._sums or {}
+    assert all(torch.equal(after[name], t) for name, t in before.items())
     assert mechanism.release().examples == 10
 
 

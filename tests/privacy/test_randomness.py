@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sfumato.errors import UserError
-from sfumato.privacy import Randomness
+from sfumato.privacy import GaussianNoise, Randomness
 from sfumato.privacy.noise import fill_twister, shaped_like
 
 
@@ -118,3 +118,17 @@ def test_every_coordinate_gets_a_number_of_its_own(shape: tuple[int, ...], last:
     assert sorted(found.flatten().tolist()) == numbers.tolist()
     if like.dim() == 4:
         assert found.stride() == like.stride()
+
+
+def test_noise_has_tails() -> None:
+    """Float32 numbers are made of 24 random bits and end at 5.77, where a Gaussian does not: what
+    lies beyond could come from an image only. In float64 they end at 8.57."""
+    total = torch.zeros(20, dtype=torch.float32)
+    noisy = GaussianNoise(2.0).add(
+        total, sensitivity=1.5, generator=Randomness.from_seed(0).generator(1, "noise")
+    )
+    wide = torch.randn(
+        20, generator=Randomness.from_seed(0).generator(1, "noise"), dtype=torch.float64
+    )
+    assert noisy.dtype == torch.float32
+    assert torch.equal(noisy, (3 * wide).float())

@@ -89,6 +89,22 @@ def test_lower_matmul_precision_does_not_reach_the_sum(cnn: nn.Module, precision
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.parametrize("size", [64.0, 64.2432])
+def test_lower_matmul_precision_does_not_reach_norms_without_gradients(size: float) -> None:
+    """The convolution's norms come from products of patches, which bfloat16 would round down."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(64, 256, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(256, 10),
+    )  # fmt: skip
+    torch.set_float32_matmul_precision("medium")
+    try:
+        x, y = torch.full((4, 64, 4, 4), size), torch.zeros(4, dtype=torch.long)
+        assert 0.000999 < added(private(model, 1e-3), x, y, 0) <= 1e-3
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_autocast_does_not_reach_the_sum(cnn: nn.Module) -> None:
     mechanism = private(cnn, 0.01)
     with torch.autocast("cpu", dtype=torch.bfloat16):

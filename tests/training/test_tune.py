@@ -46,6 +46,20 @@ def test_every_combination_is_run_once(tmp_path: Path) -> None:
     assert [t.settings["optimizer.lr"] for t in new] == [2.0, 2.0]
 
 
+def test_processes_share_the_combinations(tmp_path: Path) -> None:
+    choices = {"optimizer.lr": [0.5, 1.0, 4.0]}
+    new: list[Trial] = []
+    for share in (slice(0, None, 2), slice(1, None, 2)):
+        found = tune(
+            tiny(), choices, out=tmp_path / "t", device="cpu", part=share, after=new.append
+        )
+    assert [t.settings["optimizer.lr"] for t in new] == [0.5, 4.0, 1.0]
+    assert found == new
+    with pytest.raises(UserError, match="--part is for combinations"):
+        tune(tiny(), choices, out=tmp_path / "u", trials=2, part=slice(0, None, 2))
+    assert not (tmp_path / "u").exists()
+
+
 def test_what_was_stopped_goes_on(tmp_path: Path) -> None:
     out, choices = tmp_path / "t", {"optimizer.lr": [0.5, 1.0, 4.0]}
     whole = tune(tiny(), choices, out=out, device="cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato.cli.parts import parse_part
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato.reproduce.ledger import Entry
     from sfumato.reproduce.row import Row, Setting
-    from sfumato.reproduce.runner import Job, Outcome
+    from sfumato.reproduce.runner import Outcome
     from sfumato.training.reporter import Reporter
 
 
@@ -99,7 +99,7 @@ def reproduce(
         watch=_watch,
         say=say,
     )
-    jobs = _part(runner.missing(rows, seeds=seeds, settings=chosen), part)
+    jobs = runner.missing(rows, seeds=seeds, settings=chosen)[parse_part(part)]
     if not jobs:
         named = ", ".join(what)
         say(f"Nothing is missing: {named} has {seeds} seeds of everything. --seeds asks for more.")
@@ -126,16 +126,6 @@ def _settings(text: str | None) -> tuple[Setting, ...]:
     if text not in choices:
         raise UserError(f"--setting must be published, best or both, not '{text}'.")
     return choices[text]
-
-
-def _part(jobs: list[Job], text: str | None) -> list[Job]:
-    """The share of one of several processes."""
-    if text is None:
-        return jobs
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"--part is I/N with I from 1 to N, as in 2/4, not '{text}'.")
-    return jobs[int(match[1]) - 1 :: int(match[2])]
 
 
 @contextmanager

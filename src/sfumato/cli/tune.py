@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato.cli.parts import parse_part
 from sfumato.cli.train import choose
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ def tune(
     ),
     cheaper: int = typer.Option(
         1, min=1, help="Divide batch and noise by this: nearly the same curves for less work."
+    ),
+    part: str = typer.Option(
+        None, metavar="I/N",
+        help="Every N-th combination from the I-th on: for N processes side by side.",
     ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
     data_root: Path = typer.Option(None, help="Where to look for data sets first."),
@@ -67,8 +72,8 @@ def tune(
 
     try:
         found = tuning.tune(
-            chosen, choices, out=out, trials=trials, cheaper=cheaper, root=data_root, device=device,
-            watch=watched, after=after,
+            chosen, choices, out=out, trials=trials, cheaper=cheaper, part=parse_part(part),
+            root=data_root, device=device, watch=watched, after=after,
         )  # fmt: skip
     except Stopped as stopped:
         console.print("Stopped; the same command goes on from here.")

@@ -24,6 +24,7 @@ from torch._functorch import config as functorch
 from sfumato.privacy.keeping import Slot, Together, Whole
 from sfumato.privacy.paths import tapped
 from sfumato.privacy.planning import Way
+from sfumato.privacy.precision import full_precision
 from sfumato.privacy.replay import Pool, Replayed
 from sfumato.privacy.taps import NotCompiled, Taps
 
@@ -194,7 +195,7 @@ class Compiled:
             leaves = [leaf for slot in self.taps.slots for leaf in slot.leaves()]
             grads = list(torch.autograd.grad(total, leaves))
         self.taps.stash.clear()
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(x.device):
             self._found = self._sorted(grads, [t.detach() for t in inputs])
             return losses.detach(), outputs.detach(), self._squared(self._found)
 
@@ -235,6 +236,10 @@ class Compiled:
 
     def _summed(self, found: Found, weights: Tensor) -> list[Tensor]:
         """Weighted sums in the order of the parameters; one column of weights may serve all."""
+        with full_precision(weights.device):
+            return self._summed_fully(found, weights)
+
+    def _summed_fully(self, found: Found, weights: Tensor) -> list[Tensor]:
         sums: dict[str, Tensor] = {}
         if found.rows is not None:
             names = self._together.names

@@ -141,13 +141,18 @@ class PrivateGradients:
         statistics = self._count(
             gradients.outputs, gradients.losses, y, drawn, rule.clipped(squared), squared
         )
-        if self._sums is None:
-            self._sums, self._summed_with = _zeros(parameters), rule
-        own = [self._sums[name] for name in gradients.names]
-        torch._foreach_add_(own, [part.to(t.dtype) for t, part in zip(own, sums, strict=True)])
+        if observed is not None and self._observed is not None:
+            observed = self._observed + observed
+        statistics = self._statistics + statistics
+        totals = _zeros(parameters) if self._sums is None else self._sums
+        own = [totals[name] for name in gradients.names]
+        parts = [part.to(t.dtype) for t, part in zip(own, sums, strict=True)]
+        # Nothing may fail from here on: what was added would be added again.
+        torch._foreach_add_(own, parts)
+        self._sums, self._summed_with = totals, rule
+        self._statistics = statistics
         if observed is not None:
-            self._observed = observed if self._observed is None else self._observed + observed
-        self._statistics += statistics
+            self._observed = observed
 
     def release(
         self,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
+from sfumato.privacy.precision import widest
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,10 @@ class GaussianNoise:
     """Noise of standard deviation `multiplier * sensitivity` on every coordinate of a sum.
 
     Guarantee: With sensitivity S the released sum is the Gaussian mechanism with noise multiplier
-    `multiplier`; the accountants' events are made from this same number.
+    `multiplier`; the accountants' events are made from this same number. Noise is drawn in float64,
+    where its tails end at 8.5 standard deviations, and then rounded: PyTorch's float32 numbers end
+    at 5.77 on a CPU, and what lies beyond would give an image away with a chance that at small
+    multipliers exceeds delta. (Apple's GPUs have float32 only.)
     """
 
     multiplier: float
@@ -31,12 +35,12 @@ class GaussianNoise:
     def add(
         self, total: Tensor, *, sensitivity: float, generator: torch.Generator | None = None
     ) -> Tensor:
-        """The sum with noise added, drawn in the sum's own precision on the generator's device."""
+        """The sum with noise added, drawn on the generator's device."""
         if self.multiplier == 0:
             return total
         device = total.device if generator is None else generator.device
-        noise = torch.randn(total.shape, generator=generator, device=device, dtype=total.dtype)
-        return total + (self.multiplier * sensitivity) * noise.to(total.device)
+        noise = self._draw(total.shape, sensitivity, generator, device)
+        return total + noise.to(total.dtype).to(total.device)
 
     def add_all(
         self,
@@ -56,10 +60,21 @@ class GaussianNoise:
         if self.multiplier == 0:
             return list(totals)
         (device, dtype), sizes = kinds.pop(), [t.numel() for t in totals]
-        noise = torch.randn(sum(sizes), generator=generator, device=device, dtype=dtype)
-        drawn = torch.split(noise, sizes)
+        noise = self._draw(torch.Size([sum(sizes)]), sensitivity, generator, device)
+        drawn = torch.split(noise.to(dtype), sizes)
         parts = [shaped_like(n, t) for n, t in zip(drawn, totals, strict=True)]
-        return list(torch._foreach_add(list(totals), parts, alpha=self.multiplier * sensitivity))
+        return list(torch._foreach_add(list(totals), parts))
+
+    def _draw(
+        self,
+        shape: torch.Size,
+        sensitivity: float,
+        generator: torch.Generator | None,
+        device: torch.device,
+    ) -> Tensor:
+        """Noise in the widest precision that the device has."""
+        noise = torch.randn(shape, generator=generator, device=device, dtype=widest(device))
+        return noise.mul_(self.multiplier * sensitivity)
 
 
 def shaped_like(numbers: Tensor, like: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Facts:
         examples: Number of training images; treated as public.
         batch: Expected batch.
         rate: Sampling probability of an image in a step.
-        steps: Steps released.
+        steps: Steps counted.
         noise_multiplier: Sigma.
         rule: The clipping rule in words, with its sensitivity.
         views: Augmented views per image.
@@ -42,6 +42,7 @@ class Facts:
         schedule: The steps by noise multiplier, where it was not the same for all.
         looked: What was decided by looking at images without noise, a sentence each.
         tuned: What the settings were tried out by, in the recipe's words; empty if it has none.
+        taken: Steps taken; fewer than those counted where results decided when to stop.
     """
 
     private: bool
@@ -71,6 +72,7 @@ class Facts:
     schedule: tuple[Step, ...] = ()
     looked: tuple[str, ...] = ()
     tuned: str = ""
+    taken: int | None = None
 
 
 def tuning(words: str) -> str:
@@ -116,8 +118,9 @@ def statement(facts: Facts) -> str:
         not_covered.append("The choice of the start, if it was made by looking at these images.")
     randomness = (
         "**All random numbers, the noise among them, follow from the seed in the recipe.** Whoever "
-        "knows the seed can subtract the noise, so the guarantee holds only towards people who do "
-        "not. Train without a seed before releasing a model of secret images."
+        "knows the seed can subtract the noise, and so can whoever sees two models of one seed: "
+        "the noise in them is the same. The guarantee holds only towards people who do neither. "
+        "Train without a seed before releasing a model of secret images."
         if f.seeded
         else "Random numbers follow from a 256-bit key drawn from the operating system, which was "
         "deleted when training ended. They come from PyTorch's generator, which is not a "
@@ -147,6 +150,9 @@ def statement(facts: Facts) -> str:
             f"| steps of the start, counted above | {sum(s.count for s in f.before)}, "
             f"ε = {f.before_epsilon:.4f} alone |\n"
         )
+    taken = f"{f.steps}"
+    if f.taken is not None and f.taken < f.steps:
+        taken = f"{f.taken}, counted as all {f.steps} that were planned"
     after = [
         "the optimizer and its learning rates",
         *(["the averaging of weights"] if f.averaged else []),
@@ -154,7 +160,7 @@ def statement(facts: Facts) -> str:
     ]
     return f"""# Privacy statement
 
-The weights in `model.safetensors` (and every checkpoint) satisfy
+The weights in `model.safetensors` (and those in every checkpoint) satisfy
 **({f.epsilon[f.accountant]:.4g}, {f.delta:g})-differential privacy** with respect to {RELATION} of
 '{f.data}'.
 
@@ -173,7 +179,7 @@ about δ = {f.delta:g}.
 | δ | {f.delta:g} |
 | training images | {f.examples} |
 | sampling | {sampling} |
-| steps | {f.steps} |
+| steps | {taken} |
 | clipping | {f.rule} |
 | noise multiplier σ | {sigma} |
 | views per image | {f.views}{", averaged before clipping" if f.views > 1 else ""} |

@@ -19,13 +19,11 @@ class BatchStatistics:
         self._numbers = numbers
         self._read: list[float] | None = None
 
-    def __iadd__(self, other: BatchStatistics) -> BatchStatistics:
-        if self._numbers is None:
-            self._numbers = other._numbers
-        elif other._numbers is not None:
-            self._numbers = self._numbers + other._numbers.to(self._numbers.device)
-        self._read = None
-        return self
+    def __add__(self, other: BatchStatistics) -> BatchStatistics:
+        mine, theirs = self._numbers, other._numbers
+        if mine is None or theirs is None:
+            return BatchStatistics(theirs if mine is None else mine)
+        return BatchStatistics(mine + theirs.to(mine.device))
 
     def _at(self, place: int) -> float:
         if self._read is None:

@@ -91,15 +91,21 @@ class Gradients:
         return [t if t is None or isinstance(t, Tensor) else t.tensor() for t in self.parts]
 
     def squared_norms(self) -> Tensor:
-        """Squared norms `(examples, parameters)`, in float64 where the device has it."""
+        """Squared norms `(examples, parameters)`, in float64 where the device has it.
+
+        Guarantee: Products behind them are in float32 or wider, whatever is switched on around.
+        """
         examples = self.losses.shape[0]
         zeros = torch.zeros(examples, device=self.losses.device, dtype=widest(self.losses.device))
         columns = []
-        for block in self._blocks:
-            if isinstance(block, Tensor):
-                columns.append(_squared_norms(block))
-            else:
-                columns.append(zeros if block is None else block.squared_norms().to(zeros.dtype))
+        with full_precision(zeros.device):
+            for block in self._blocks:
+                if isinstance(block, Tensor):
+                    columns.append(_squared_norms(block))
+                elif block is None:
+                    columns.append(zeros)
+                else:
+                    columns.append(block.squared_norms().to(zeros.dtype))
         return torch.stack(columns, 1) if columns else zeros.new_zeros(examples, 0)
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:

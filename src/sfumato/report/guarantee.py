@@ -36,9 +36,12 @@ def in_words(run: Run) -> str:
         f"δ = {delta}."
     )
     if not run.finished:
+        secret = "as long as nobody else sees `secret.key`, which lies in the folder until the end"
+        condition = "" if run.seeded else f", {secret}"
         return (
             f"The run has not finished. It has spent ε = {run.spent:.4g} at δ = {delta} so far, "
-            f"of {run.recipe.privacy.epsilon:g}; that holds for its checkpoints. {meaning}"
+            f"of {run.recipe.privacy.epsilon:g}; that holds for the weights in its checkpoints"
+            f"{condition}. {meaning}"
         )
     return (
         f"The weights satisfy ({run.spent:.4g}, {delta})-differential privacy with respect to "
@@ -102,9 +105,9 @@ def warnings(run: Run) -> list[str]:
         found.insert(0, "**Not private.** This run was trained without noise.")
     elif run.seeded:
         found.append(
-            "**The noise follows from a seed** that is in the recipe. Whoever knows it can "
-            "subtract the noise, so the guarantee holds only towards people who do not. Train "
-            "without a seed before releasing a model of secret images."
+            "**The noise follows from a seed** that is in the recipe. Whoever knows it, or sees "
+            "two models of one seed, can subtract the noise; the guarantee holds only towards "
+            "people who do neither. Train without a seed before releasing a model of secret images."
         )
     elif run.origin.seeded:
         found.append(

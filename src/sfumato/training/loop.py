@@ -70,7 +70,6 @@ class Loop:
     reporter: Reporter
     step: int = 0
     not_finite: int = 0
-    drawn: int = 0
 
     def __post_init__(self) -> None:
         r = self.recipe
@@ -157,7 +156,7 @@ class Loop:
         """
         every = self.recipe.training.checkpoint_every
         started = saved = logged = time.monotonic()
-        earlier, first, views = self.metrics.seconds, self.step, 0
+        earlier, first, views = self.metrics.seconds, self.step, 0.0
         recent = BatchStatistics()
         while not self.finished:
             statistics = self.take_step()
@@ -165,11 +164,12 @@ class Loop:
                 for remark in trouble.about_start(self.private, time.monotonic() - started):
                     self.reporter.say(remark)
             recent += statistics
-            views += self.drawn * self.private.per_example.views
+            # Of the expected batch: how many images were drawn is nobody's business.
+            views += self.plan.sampler.batch * self.private.per_example.views
             now = time.monotonic()
             if self.step % self.log_every == 0 or self.finished:
                 self._log(recent, views / max(now - logged, 1e-9), earlier + now - started)
-                logged, views = now, 0
+                logged, views = now, 0.0
                 recent = BatchStatistics()
                 if self.watch.stopped:
                     self.reporter.say(
@@ -207,7 +207,6 @@ class Loop:
             self.private.clipping = self.plan.clipping_at(number, self.private.clipping)
         if draw is None:
             draw = self.plan.sampler.draw(self.randomness.generator(number, "sample"))
-        self.drawn = draw.numel()
         with self._own_randomness(number):
             self._accumulate(draw, number)
         statistics = self.private.release(

@@ -9,7 +9,7 @@ from typing import Any
 from sfumato import version
 from sfumato.pictures import curves
 from sfumato.privacy import accounting
-from sfumato.privacy.accounting import merge
+from sfumato.privacy.accounting import Step, merge
 from sfumato.privacy.composition import Exposure
 from sfumato.privacy.statement import Facts, statement
 from sfumato.training import files, fill, schedules, start
@@ -48,6 +48,7 @@ class Result:
 def release(loop: Loop) -> Result:
     """Write the weights, the statement and the curves; use the test set once, or not at all."""
     recipe, folder, ledger = loop.recipe, loop.folder, loop.ledger
+    _count_plan(loop)
     ledger.sync()
     p = recipe.privacy
     history = [*loop.plan.before, *ledger.history()] if p.enabled else []
@@ -106,6 +107,18 @@ def release(loop: Loop) -> Result:
     )
 
 
+def _count_plan(loop: Loop) -> None:
+    """Count every step of the plan where results decided after which one training ended.
+
+    What was released after each step was looked at to decide whether to go on, and the epsilon of
+    the steps taken holds only for a number of steps that is fixed beforehand.
+    """
+    if loop.recipe.privacy.enabled and loop.recipe.training.early_stop is not None:
+        for number in range(loop.ledger.steps + 1, loop.plan.steps + 1):
+            sigma = loop.plan.noise_at(number).multiplier
+            loop.ledger.record(number, Step(loop.plan.sampler.rate, sigma))
+
+
 def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
     recipe, plan = loop.recipe, loop.plan
     p, d = recipe.privacy, loop.dataset
@@ -119,6 +132,7 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         batch=plan.sampler.batch,
         rate=plan.sampler.rate,
         steps=loop.ledger.steps,
+        taken=loop.step,
         noise_multiplier=plan.noise.multiplier,
         rule=loop.rule_in_words(),
         views=loop.views.total,
@@ -134,7 +148,7 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         before=origin.before,
         before_epsilon=start.spent(recipe, origin),
         before_seeded=origin.seeded,
-        schedule=plan.history(loop.step) if plan.schedule else (),
+        schedule=plan.history(loop.ledger.steps) if plan.schedule else (),
         looked=schedules.looks(recipe),
         tuned=p.tuned,
     )

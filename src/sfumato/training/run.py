@@ -20,7 +20,7 @@ from sfumato.privacy.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import Randomness
 from sfumato.recipe import Recipe, differences, from_dict, loads
-from sfumato.training import checkpoint, devices, files, fill, setup, start
+from sfumato.training import checkpoint, devices, files, fill, setup, snapshots, start
 from sfumato.training.images import dataset_of
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
@@ -74,7 +74,7 @@ def train(
             files.write_whole(folder / files.KEY, randomness.key, mode=0o600)
         files.write_whole(folder / files.RECIPE, recipe.to_toml().encode())
         header = _header(recipe, plan, dataset, randomness, physical, origin)
-        ledger = Ledger.create(folder / files.LEDGER, header)
+        ledger = Ledger.create(folder / files.LEDGER, header | {"noise": _noise_from(where)})
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
             Metrics(folder / files.METRICS), folder, physical, reporter,
@@ -93,7 +93,8 @@ def resume(
     """Go on with an interrupted run, to the same end as if it had not been interrupted.
 
     Guarantee: The recipe, the training data, sigma, C and the sampling rate must be those of the
-    ledger's first line; whatever differs is named and the run refused.
+    ledger's first line; whatever differs is named and the run refused. Steps are repeated only with
+    the noise that they had, and what the first attempt at them has left behind is removed.
     """
     reporter = reporter or Silent()
     folder = Path(folder)
@@ -113,7 +114,7 @@ def resume(
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     physical = int(ledger.header["physical_batch"])
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
-    found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous")}
+    found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous", "noise")}
     # Settings that did not exist when the run began have their defaults.
     found["recipe"] = recipe.to_dict()
     changed = differences(found, expected)
@@ -126,8 +127,10 @@ def resume(
     for path in damaged:
         at = f"step {state.step}" if state else "the start"
         reporter.say(f"Checkpoint {path.name} is damaged; going on from {at} instead.")
+    _check_repeats(folder, ledger, state.step if state else 0, where)
     with _explained(folder):
         files.sweep(folder)
+        snapshots.forget(folder, after=state.step if state else 0)
         (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
         donor = start.open_donor(recipe, unchanged=origin) if state is None else None
         model = setup.build_model(recipe, dataset, randomness, donor)
@@ -192,6 +195,40 @@ def _header(
         "recipe": recipe.to_dict(),
         **({"start": origin.to_dict()} if origin.weights else {}),
     }
+
+
+def _noise_from(device: torch.device) -> dict[str, str]:
+    """What the noise depends on beside the key."""
+    return {"device": device.type, "torch": torch.__version__}
+
+
+def _check_repeats(folder: Path, ledger: Ledger, done: int, device: torch.device) -> None:
+    """Refuse to go on after step `done` if steps would be repeated with noise of another source.
+
+    Two versions of a step with different noise say more than one, and the ledger counts one.
+    """
+    if done > ledger.steps:
+        raise UserError(
+            f"{folder / files.LEDGER} ends at step {ledger.steps}, but the last checkpoint is of "
+            f"step {done}: some of what was released is not accounted for. Put back the ledger "
+            "that belongs to this checkpoint."
+        )
+    before = ledger.header.get("noise")
+    if before is None:
+        return
+    if before["device"] != device.type:
+        raise UserError(
+            f"{folder} began on {before['device']} and cannot go on on {device.type}, where the "
+            "same key gives other noise: a step that was taken there and is taken again here would "
+            f"be released twice and counted once. Let it go on there with --device "
+            f"{before['device']}."
+        )
+    if before["torch"] != torch.__version__ and done < ledger.steps:
+        raise UserError(
+            f"{folder} began with PyTorch {before['torch']}, and this is {torch.__version__}: "
+            f"steps {done + 1} to {ledger.steps} would be taken again, perhaps with other noise, "
+            "and be released twice but counted once. Go on with that version."
+        )
 
 
 def _in_words(change: str) -> str:

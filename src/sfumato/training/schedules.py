@@ -135,7 +135,8 @@ def looks(recipe: Recipe) -> tuple[str, ...]:
     if t.early_stop is not None:
         found.append(
             f"The moment training ended, which was chosen by the {o.monitor} on validation images "
-            "without noise."
+            "without noise. (ε counts every step that was planned, because a number of steps that "
+            "depends on results is not covered by the ε of those steps.)"
         )
     if t.diverged is not None:
         found.append(

@@ -61,11 +61,7 @@ def keep(folder: Path, model: nn.Module, step: int, steps: int, count: int) -> N
 
 
 def write(folder: Path, step: int, state: Mapping[str, Tensor]) -> Path:
-    """Write one snapshot, whole or not at all; one that is there already is left as it is.
-
-    A resumed run repeats its last steps with the same random numbers, so what it would write is
-    what is there.
-    """
+    """Write one snapshot, whole or not at all; one that is there already is left as it is."""
     where = folder / SNAPSHOTS
     path = where / f"step-{step:07d}.safetensors"
     if path.exists():
@@ -76,6 +72,17 @@ def write(folder: Path, step: int, state: Mapping[str, Tensor]) -> Path:
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
     write_whole(path, save(tensors, metadata={"step": str(step)}))
     return path
+
+
+def forget(folder: Path, *, after: int) -> None:
+    """Remove the snapshots of later steps, which a resumed run is about to take again.
+
+    Their noise will be the same, but sums may be rounded in another way: the difference of two
+    versions of a step would hold no noise.
+    """
+    for step, path in read(folder):
+        if step > after:
+            path.unlink()
 
 
 def read(folder: Path) -> list[tuple[int, Path]]:

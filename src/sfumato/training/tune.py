@@ -36,6 +36,8 @@ _UNBOUNDED = 1e9
 _LISTED = 6
 """More numbers than this are told by the smallest and the largest."""
 
+_ALL = slice(None)
+
 _SEEDS = 20
 """Proposals to look at for one that was not tried."""
 
@@ -130,6 +132,7 @@ def tune(
     out: Path,
     trials: int | None = None,
     cheaper: int = 1,
+    part: slice = _ALL,
     root: Path | None = None,
     device: str = "auto",
     watch: Callable[[], AbstractContextManager[Reporter]] = lambda: nullcontext(Silent()),
@@ -144,6 +147,8 @@ def tune(
         out: Folder of the runs and their results.
         trials: How many runs; all combinations if None.
         cheaper: Divide batch and noise by this (`lighter`).
+        part: Of all combinations, the share of this process; others may run theirs into `out`
+            meanwhile.
         root: Where to look for data sets first.
         device: `auto`, `cpu`, `cuda` or `mps`.
         watch: Makes a reporter for one run.
@@ -157,17 +162,19 @@ def tune(
         base.replace(settings)
     if trials is None and any(isinstance(choice, Range) for choice in choices.values()):
         raise UserError("A range has no end of values: say with --trials how many runs to make.")
+    if trials is not None and part != _ALL:
+        raise UserError("--trials proposes one run after the other: --part is for combinations.")
     done = _opened(out, base, cheaper)
-    for settings in _proposals(choices, done, trials):
+    for settings in _proposals(choices, done, trials, part):
         chosen = base.replace(settings)
         if cheaper > 1:
             chosen = lighter(chosen, len(dataset_of(chosen.data, root=root).train), cheaper)
         trial = _run(chosen, settings, out, root, device, watch)
         with (out / TRIALS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(trial)) + "\n")
-        done.append(trial)
         after(trial)
-    return done
+        done.append(trial)
+    return _read(out)
 
 
 def sentence(trials: Sequence[Trial], recipe: Recipe, *, cheaper: int = 1) -> str:
@@ -219,6 +226,11 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
         raise UserError(
             f"{out} holds runs of another recipe: {'; '.join(changed)}. Choose another --out."
         )
+    return _read(out)
+
+
+def _read(out: Path) -> list[Trial]:
+    """What was written down, by this process or others."""
     path = out / TRIALS
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     try:
@@ -231,14 +243,14 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
 
 
 def _proposals(
-    choices: Mapping[str, Choice], done: list[Trial], trials: int | None
+    choices: Mapping[str, Choice], done: list[Trial], trials: int | None, part: slice
 ) -> Iterator[dict[str, Any]]:
     """Settings to run next, given those that were run, until there are enough."""
     known = [trial.settings for trial in done]
     if trials is None:
         lists = [list(c) for c in choices.values() if not isinstance(c, Range)]
-        every = (dict(zip(choices, values, strict=True)) for values in itertools.product(*lists))
-        yield from (settings for settings in every if settings not in known)
+        every = [dict(zip(choices, values, strict=True)) for values in itertools.product(*lists)]
+        yield from (settings for settings in every[part] if settings not in known)
         return
     own = [trial for trial in done if trial.settings.keys() == choices.keys()]
     for number in range(len(own), trials):

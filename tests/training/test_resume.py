@@ -1,0 +1,116 @@
+"""What an interrupted run must find as it was before it goes on, and what it makes anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sfumato import recipes
+from sfumato.errors import UserError
+from sfumato.privacy import ledger
+from sfumato.recipe import Recipe
+from sfumato.training import files, snapshots
+from sfumato.training.reporter import Progress, Silent
+from sfumato.training.run import resume, train
+
+
+class Crash(Silent):
+    """Fails after a step, as a process does that is killed there."""
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def show(self, progress: Progress) -> None:
+        if progress.step == self._after:
+            raise RuntimeError("crashed")
+
+
+def ten_steps(**changes: Any) -> Recipe:
+    """Ten steps on digits with checkpoints after every fifth."""
+    settings = {
+        "training.epochs": None,
+        "training.steps": 10,
+        "training.seed": 0,
+        "training.checkpoint_every": 5,
+        "training.log_every": 1,
+    }
+    return recipes.find("digits").replace(settings | changes)
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    """A run that crashed after step 8, with snapshots of steps 0, 5 and 7 and more to come."""
+    recipe = ten_steps(**{"training.snapshots": 5})
+    with pytest.raises(RuntimeError, match="crashed"):
+        train(recipe, out=tmp_path / "run", device="cpu", reporter=Crash(8))
+    assert len(ledger.read(tmp_path / "run" / files.LEDGER)[1]) == 8
+    return tmp_path / "run"
+
+
+def rewritten(folder: Path, change: Any) -> None:
+    """Another first line of the ledger, and the lines after it hashed anew."""
+    path = folder / files.LEDGER
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.unlink()
+    first = {k: v for k, v in lines[0].items() if k not in ("kind", "previous")}
+    made = ledger.Ledger.create(path, first)
+    for line in lines[1:]:
+        made.record(line["step"], ledger.Step(line["q"], line["sigma"]))
+    made.close()
+
+
+def test_the_ledger_says_where_noise_came_from(crashed: Path) -> None:
+    header, _ = ledger.read(crashed / files.LEDGER)
+    assert header["noise"] == {"device": "cpu", "torch": torch.__version__}
+    resume(crashed, device="cpu")
+
+
+def test_steps_are_not_repeated_with_noise_of_another_device(crashed: Path) -> None:
+    """Both versions of a step would be out, with different noise, and be counted once."""
+    rewritten(crashed, lambda lines: lines[0]["noise"].update(device="cuda"))
+    with pytest.raises(UserError, match=r"began on cuda .*go on there"):
+        resume(crashed, device="cpu")
+
+
+def test_steps_are_not_repeated_with_noise_of_another_pytorch(crashed: Path) -> None:
+    rewritten(crashed, lambda lines: lines[0]["noise"].update(torch="2.11.0"))
+    with pytest.raises(UserError, match=r"PyTorch 2\.11\.0, .*steps 6 to 8 .*other noise"):
+        resume(crashed, device="cpu")
+    rewritten(crashed, lambda lines: lines.__delitem__(slice(6, None)))
+    assert resume(crashed, device="cpu").steps == 10
+
+
+def test_runs_that_began_before_it_was_written_go_on(crashed: Path) -> None:
+    rewritten(crashed, lambda lines: lines[0].pop("noise"))
+    assert resume(crashed, device="cpu").steps == 10
+
+
+def test_a_ledger_that_is_too_short_is_refused(crashed: Path) -> None:
+    rewritten(crashed, lambda lines: lines.__delitem__(slice(3, None)))
+    with pytest.raises(UserError, match=r"ends at step 2, .*of step 5"):
+        resume(crashed, device="cpu")
+
+
+def test_snapshots_of_steps_to_be_repeated_are_made_anew(crashed: Path) -> None:
+    marked = snapshots.read(crashed)[-1][1]
+    assert snapshots.read(crashed)[-1][0] == 8
+    good = marked.read_bytes()
+    marked.write_bytes(b"from the first attempt")
+    resume(crashed, device="cpu")
+    assert [step for step, _ in snapshots.read(crashed)] == [0, 3, 5, 8, 10]
+    assert marked.read_bytes() == good
+
+
+def test_speed_says_nothing_about_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views a second times seconds would be the number of images drawn."""
+    clock = iter(range(1_000_000))
+    monkeypatch.setattr("sfumato.training.loop.time.monotonic", lambda: float(next(clock)))
+    train(ten_steps(**{"training.checkpoint_every": None}), out=tmp_path / "run", device="cpu")
+    lines = (tmp_path / "run" / files.METRICS).read_text().splitlines()
+    found = [json.loads(line) for line in lines if "views_per_second" in line]
+    assert len({r["views_per_second"] for r in found[1:]}) == 1
