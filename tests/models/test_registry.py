@@ -143,6 +143,9 @@ def everything(**settings):
 def nothing():
     return nn.Identity()
 
+def lazy():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+
 def typed(size, hidden: "int" = 3):
     net = nn.Identity()
     net.settings = (size, hidden)
@@ -180,6 +183,8 @@ def test_models_from_outside() -> None:
     options = parse_options("outside_models:typed", ["hidden=8"])
     assert create("outside_models:typed", size=5, **options).settings == ((5, 5), 8)
     assert isinstance(create("outside_models:needy", depth=1), nn.Identity)
+    shaped = create("outside_models:lazy", channels=1, size=(8, 9))
+    assert [tuple(p.shape) for p in shaped.parameters()] == [(3, 72), (3,)] and shaped.training
 
 
 @pytest.mark.usefixtures("outside")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from sfumato.errors import UserError
 from sfumato.privacy import (
@@ -306,3 +307,48 @@ def test_mean_loss_is_refused(model: nn.Module) -> None:
 def test_no_views_is_refused(model: nn.Module) -> None:
     with pytest.raises(UserError, match="at least one view"):
         private(model, views=0)
+
+
+def test_delta_must_mean_something(model: nn.Module) -> None:
+    mechanism = private(model)
+    for ask in (mechanism.epsilon, lambda **given: mechanism.statement(data="x", **given)):
+        with pytest.raises(UserError, match=r"not below 1/N = 0\.01"):
+            ask(delta=0.01)
+
+
+def test_numbers_are_not_rules(model: nn.Module) -> None:
+    for wrong in ({"noise": 1.0}, {"clipping": 1.0}, {"sampler": 64}):
+        (name,) = wrong
+        with pytest.raises(UserError, match=f"{name} must be something like .*, not"):
+            private(model, **wrong)
+
+
+def test_a_loop_of_ones_own_gets_a_statement(model: nn.Module) -> None:
+    mechanism = private(model, noise=GaussianNoise(1.5))
+    loader = DataLoader(
+        TensorDataset(X.repeat(10, 1, 1, 1), Y.repeat(10)),
+        batch_sampler=mechanism.sampler.batches(3, torch.Generator().manual_seed(0)),
+    )
+    sizes = []
+    for x, y in loader:
+        mechanism.accumulate(x, y)
+        sizes.append(mechanism.release().examples)
+    assert len(sizes) == 3 and len(set(sizes)) > 1
+    said = mechanism.statement(delta=1e-5, data="my scans")
+    spent = mechanism.epsilon(delta=1e-5)
+    assert f"**({spent:.4g}, 1e-05)-differential privacy**" in said and "'my scans'" in said
+    assert "3 with q = 0.08 and σ = 1.5" in said
+    assert f"| clipping | {mechanism.clipping.describe()} |" in said
+
+
+def test_whole_numbers_may_be_places_in_a_table() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(20, 4))
+    words = torch.randint(7, (10, 5), generator=torch.Generator().manual_seed(1))
+    mechanism = private(model, clipping=Flat(1e3))
+    mechanism.accumulate(words, Y)
+    mechanism.release()
+    reference = one_at_a_time(model, words, Y)
+    for got, tensor in zip(grads(model), reference.tensors, strict=True):
+        assert tensor is not None
+        assert torch.allclose(got, tensor.sum(0) / 8, atol=1e-6)

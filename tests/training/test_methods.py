@@ -139,6 +139,17 @@ def test_a_diverged_run_is_given_up(tmp_path: Path) -> None:
         train(recipe(training__diverged=0.1), out=tmp_path / "r", device="cpu")
 
 
+def test_a_hopeless_loss_is_said_once(tmp_path: Path) -> None:
+    class Listener(Silent):
+        heard: list[str] = []  # noqa: RUF012
+
+        def say(self, message: str) -> None:
+            self.heard.append(message)
+
+    train(recipe(optimizer__lr=1e9), out=tmp_path / "r", device="cpu", reporter=Listener())
+    assert sum("nothing is learnt" in message for message in Listener.heard) == 1
+
+
 # Averages
 
 

@@ -114,3 +114,34 @@ def test_speed_says_nothing_about_draws(tmp_path: Path, monkeypatch: pytest.Monk
     lines = (tmp_path / "run" / files.METRICS).read_text().splitlines()
     found = [json.loads(line) for line in lines if "views_per_second" in line]
     assert len({r["views_per_second"] for r in found[1:]}) == 1
+
+
+def test_a_run_has_one_process_at_a_time(crashed: Path) -> None:
+    """Two would both write to its ledger, and neither statement could be checked."""
+    other = ledger.Ledger.open(crashed / files.LEDGER)
+    with pytest.raises(UserError, match=r"another process .*run.* wait"):
+        resume(crashed, device="cpu")
+    other.close()
+    assert resume(crashed, device="cpu").steps == 10
+    assert len(ledger.read(crashed / files.LEDGER)[1]) == 10
+
+
+def test_a_run_is_let_go_however_it_ends(crashed: Path) -> None:
+    with pytest.raises(RuntimeError, match="crashed") as first:
+        resume(crashed, device="cpu", reporter=Crash(9))
+    with pytest.raises(UserError, match="another recipe") as second:
+        resume(crashed, device="cpu", changes={"training.batch": 7})
+    assert resume(crashed, device="cpu").steps == 10
+    assert first.value and second.value
+
+
+def test_nothing_is_stated_from_a_ledger_that_was_changed(tmp_path: Path) -> None:
+    class Spoil(Silent):
+        def show(self, progress: Progress) -> None:
+            path = tmp_path / "run" / files.LEDGER
+            if progress.step == 9:
+                path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+
+    with pytest.raises(UserError, match="ledger"):
+        train(ten_steps(), out=tmp_path / "run", device="cpu", reporter=Spoil())
+    assert not (tmp_path / "run" / files.STATEMENT).exists()

@@ -9,8 +9,11 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
+import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from sfumato.errors import UserError, nearest
 from sfumato.models._options import Option
@@ -56,7 +59,18 @@ def build_outside(
             f"The model '{name}' returned {type(model).__name__}, but must return a "
             "torch.nn.Module."
         )
+    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+        _shape_lazy(model, arguments)
     return model
+
+
+def _shape_lazy(model: nn.Module, arguments: Mapping[str, object]) -> None:
+    """Run the model once, on nothing but zeros, so that lazy layers learn their shapes."""
+    channels, size = cast(int, arguments["channels"]), cast(tuple[int, int], arguments["size"])
+    training = model.training
+    with torch.no_grad():
+        model.eval()(torch.zeros(1, channels, *size))
+    model.train(training)
 
 
 def outside_options(name: str) -> dict[str, Option]:

@@ -23,9 +23,16 @@ def random_rows(
 ) -> Tensor:
     """Random inputs with the shape, type, device and memory format of real ones.
 
-    Standard normal, or uniform between 0 and 1 for models that accept nothing negative.
+    Standard normal, or uniform between 0 and 1 for models that accept nothing negative. Whole
+    numbers lie between the smallest and the largest of the real ones: they may be places in a
+    table.
     """
     generator = torch.Generator().manual_seed(seed)
+    if not like.is_floating_point() and not like.is_complex():
+        low, high = (int(like.min()), int(like.max())) if like.numel() else (0, 0)
+        shape = (rows, *like.shape[1:])
+        drawn = torch.randint(low, high + 1, shape, generator=generator)
+        return drawn.to(device=like.device, dtype=like.dtype)
     draw = torch.rand if positive else torch.randn
     x = draw((rows, *like.shape[1:]), generator=generator, dtype=torch.float64)
     x = x.to(device=like.device, dtype=like.dtype)
@@ -53,6 +60,10 @@ def replacement(x: Tensor, j: int, kind: str) -> Tensor:
     """The batch with row j replaced: what an example might be instead."""
     own = x[j]
     other = random_rows(x, 1, seed=j + 1)[0]
+    if not x.is_floating_point():
+        changed = x.clone()
+        changed[j] = other
+        return changed
     row = {
         "other": lambda: 3 * other,
         "zeros": lambda: torch.zeros_like(own),

@@ -18,6 +18,11 @@ from typing import Any
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import Step, merge
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 def _line(content: Mapping[str, Any], previous: str) -> bytes:
     body = json.dumps({**content, "previous": previous}, sort_keys=True, ensure_ascii=False)
@@ -34,12 +39,18 @@ class Ledger:
     Guarantee: When `record` returns, the event is with the operating system, and when `sync`
     returns it is on the disk. Recording a step that is already there is allowed if it is the
     same event (an interrupted run repeats its last steps with the same random numbers) and an
-    error otherwise, so no step is ever counted less than it was released.
+    error otherwise, so no step is ever counted less than it was released. One process at a time
+    has a ledger open (where the operating system has locks on files).
     """
 
     def __init__(self, path: Path, header: dict[str, Any], steps: list[Step], last: str) -> None:
         self.path, self.header, self._steps, self._last = path, header, steps, last
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            _lock(self._file, path)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any]) -> Ledger:
@@ -55,10 +66,15 @@ class Ledger:
     @classmethod
     def open(cls, path: Path) -> Ledger:
         """Read a ledger back to go on with it; a last line torn by a kill is dropped."""
-        header, steps, last, good = _read(path)
-        if good != path.stat().st_size:
-            os.truncate(path, good)
-        return cls(path, header, steps, last)
+        ledger = cls(path, {}, [], "")
+        try:
+            ledger.header, ledger._steps, ledger._last, good = _read(path)
+            if good != path.stat().st_size:
+                os.truncate(path, good)
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
 
     @property
     def steps(self) -> int:
@@ -91,11 +107,40 @@ class Ledger:
         """Return once everything recorded is on the disk."""
         os.fsync(self._file)
 
+    def check(self) -> None:
+        """Refuse to state anything if the file does not say what was recorded."""
+        if _read(self.path)[1] != self._steps:
+            raise UserError(
+                f"The ledger {self.path} was changed while the run was under way; what the run has "
+                "spent can no longer be established from it."
+            )
+
     def close(self) -> None:
         """Let go of the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _lock(file: int, path: Path) -> None:
+    """Have the file for this process alone, until it is closed or the process ends."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"{path} is in use: another process is at work on this run. Let it go on, or wait "
+            "until it has ended."
+        ) from None
+    except OSError:
+        return  # A file system without locks.
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Step]]:

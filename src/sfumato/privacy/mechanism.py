@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import AccountantName, Step, merge
 from sfumato.privacy.accounting import epsilon as account
+from sfumato.privacy.calibration import check_delta
 from sfumato.privacy.clipping import ClippingRule, Unclipped
 from sfumato.privacy.gradients import Loss, PerExample, cross_entropy
 from sfumato.privacy.noise import GaussianNoise, shaped_like
 from sfumato.privacy.ordinary import Ordinary
+from sfumato.privacy.own_statement import own_statement
 from sfumato.privacy.precision import widest
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
@@ -55,6 +57,7 @@ class PrivateGradients:
         views: int = 1,
         check: bool = True,
     ) -> None:
+        _check_kinds(sampler, clipping, noise)
         if noise.multiplier and clipping.sensitivity == float("inf"):
             raise UserError(
                 "Noise cannot be scaled to gradients that are not clipped: choose a clipping rule, "
@@ -106,8 +109,22 @@ class PrivateGradients:
         self._history = [Step(event.q, event.noise_multiplier, count)] if count else []
 
     def epsilon(self, *, delta: float, accountant: AccountantName = "pld") -> float:
-        """Privacy spent so far."""
+        """Privacy spent so far; delta must be below one in the number of examples."""
+        check_delta(delta, self.sampler.examples)
         return account(self.history, delta=delta, accountant=accountant)
+
+    def statement(self, *, delta: float, data: str) -> str:
+        """What has been released so far guarantees, as Markdown, with the conditions of it.
+
+        Args:
+            delta: As in (epsilon, delta).
+            data: What to call the examples.
+        """
+        check_delta(delta, self.sampler.examples)
+        return own_statement(
+            self.history, delta=delta, data=data, sampler=self.sampler,
+            rule=self.clipping.describe(), views=self.per_example.views,
+        )  # fmt: skip
 
     def accumulate(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
         """Add a physical batch to the sum; nothing is added if this raises.
@@ -249,6 +266,18 @@ class PrivateGradients:
             ]
         )
         return BatchStatistics(numbers)
+
+
+def _check_kinds(sampler: object, clipping: object, noise: object) -> None:
+    """Say what to pass where a number was passed instead."""
+    wanted = (
+        ("sampler", sampler, PoissonSampler, "PoissonSampler(examples=N, batch=B)"),
+        ("clipping", clipping, ClippingRule, "Flat(C)"),
+        ("noise", noise, GaussianNoise, "GaussianNoise(sigma)"),
+    )
+    for name, given, kind, example in wanted:
+        if not isinstance(given, kind):
+            raise UserError(f"{name} must be something like {example}, not {given!r}.")
 
 
 def _zeros(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -63,6 +63,11 @@ class PoissonSampler:
         trials = torch.rand(self.examples, generator=generator, device=device, dtype=torch.float64)
         return (trials < self.rate).nonzero().squeeze(1).cpu()
 
+    def batches(self, steps: int, generator: torch.Generator | None = None) -> Iterator[list[int]]:
+        """One draw for each step, as `torch.utils.data.DataLoader` takes its `batch_sampler`."""
+        for _ in range(steps):
+            yield self.draw(generator).tolist()
+
 
 def physical_batches(draw: Tensor, size: int, *, start: int = 0) -> Iterator[PhysicalBatch]:
     """Split a draw, from position `start` on, into padded batches of exactly `size` examples.

@@ -342,6 +342,9 @@ class Loop:
         if self.private.clipping.state() or self.plan.clip_decay != 1:
             record["clip"] = self.private.clipping.sensitivity
         record["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        if not self._warned and (remark := trouble.about_loss(self.recipe, self._loss)):
+            self._warned = True
+            self.reporter.say(remark)
         self._speed = speed
         record |= {"views_per_second": round(speed, 1), "seconds": round(seconds, 3)}
         self.metrics.add(record)
@@ -349,6 +352,7 @@ class Loop:
     _loss: float | None = None
     _accuracy: float | None = None
     _speed: float = 0.0
+    _warned: bool = False
 
     def _show(self, seconds_left: float) -> None:
         self.reporter.show(

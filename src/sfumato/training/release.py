@@ -50,6 +50,7 @@ def release(loop: Loop) -> Result:
     recipe, folder, ledger = loop.recipe, loop.folder, loop.ledger
     _count_plan(loop)
     ledger.sync()
+    ledger.check()
     p = recipe.privacy
     history = [*loop.plan.before, *ledger.history()] if p.enabled else []
     spent = {

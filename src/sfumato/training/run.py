@@ -74,12 +74,13 @@ def train(
             files.write_whole(folder / files.KEY, randomness.key, mode=0o600)
         files.write_whole(folder / files.RECIPE, recipe.to_toml().encode())
         header = _header(recipe, plan, dataset, randomness, physical, origin)
-        ledger = Ledger.create(folder / files.LEDGER, header | {"noise": _noise_from(where)})
-        loop = Loop(
-            recipe, plan, dataset, model, where, randomness, ledger,
-            Metrics(folder / files.METRICS), folder, physical, reporter,
-        )  # fmt: skip
-        return _go(loop)
+        header |= {"noise": _noise_from(where)}
+        with Ledger.create(folder / files.LEDGER, header) as ledger:
+            loop = Loop(
+                recipe, plan, dataset, model, where, randomness, ledger,
+                Metrics(folder / files.METRICS), folder, physical, reporter,
+            )  # fmt: skip
+            return _go(loop)
 
 
 def resume(
@@ -100,8 +101,19 @@ def resume(
     folder = Path(folder)
     if not (folder / files.LEDGER).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {files.LEDGER}.")
-    ledger = Ledger.open(folder / files.LEDGER)
-    recipe = _same_recipe(folder, ledger, changes or {})
+    with Ledger.open(folder / files.LEDGER) as ledger:
+        return _resume(folder, ledger, changes or {}, root, device, reporter)
+
+
+def _resume(
+    folder: Path,
+    ledger: Ledger,
+    changes: dict[str, Any],
+    root: str | Path | None,
+    device: str,
+    reporter: Reporter,
+) -> Result:
+    recipe = _same_recipe(folder, ledger, changes)
     where = devices.pick_device(device, recipe.training.precision)
     if files.finished(folder):
         (folder / files.KEY).unlink(missing_ok=True)

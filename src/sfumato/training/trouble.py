@@ -13,6 +13,9 @@ from sfumato.recipe import Recipe
 _BEYOND = 1e15
 """Weights that are this large have diverged, if gradients are no longer finite either."""
 
+_HOPELESS = 1e3
+"""A mean loss that no classifier comes back from."""
+
 _WORTH_SAYING = 10.0
 """Seconds before the first step is done of which a user should know the reason."""
 
@@ -33,6 +36,16 @@ def check_divergence(recipe: Recipe, statistics: BatchStatistics, step: int) -> 
             f"{statistics.loss / counted:.4g}, above training.diverged = {limit:g}. Lower the "
             f"learning rate (optimizer.lr = {recipe.optimizer.lr:g}), or add a warm-up."
         )
+
+
+def about_loss(recipe: Recipe, loss: float | None) -> str | None:
+    """A sentence about a loss that shows settings under which nothing is learnt, or None."""
+    if loss is None or loss <= _HOPELESS:
+        return None
+    return (
+        f"The mean loss of training images is {loss:.3g}: nothing is learnt any more. Stop, and "
+        f"lower the learning rate (optimizer.lr = {recipe.optimizer.lr:g})."
+    )
 
 
 def explain_not_finite(recipe: Recipe, model: nn.Module, step: int) -> None:
