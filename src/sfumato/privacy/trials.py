@@ -153,7 +153,7 @@ def gradients_agree(
     worst = max(table, key=lambda name: table[name], default="")
     error = table.get(worst, 0.0)
     passed = error <= trial.tolerance
-    detail = f"by {trial.method}"
+    detail = f"by {trial.method}; rounding may make it {trial.tolerance:g}"
     if trial.comparison == "held still":
         detail += ", with random numbers held still"
     elif trial.comparison == "in evaluation mode":
