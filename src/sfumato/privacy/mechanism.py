@@ -38,9 +38,10 @@ class PrivateGradients:
     Guarantee: If every call of `release` follows the accumulation of one draw of `sampler`, each
     drawn example once, then the sequence of gradients released is the composition of `history`:
     Poisson-subsampled Gaussian mechanisms under adding or removing one example. Events are recorded
-    as they happen, so changing the noise or the sampler later does not rewrite them. An example
-    adds at most the rule's sensitivity to a sum, in floating point too; one whose gradient is not
-    finite adds nothing.
+    as they happen, so changing the noise or the sampler later does not rewrite them. What is added
+    for an example has at most the rule's sensitivity, in floating point too; one whose gradient is
+    not finite adds nothing. (That an example also changes how the sum of the others is rounded, by
+    less than a thousandth of the sensitivity at thousands of examples, is not counted.)
     """
 
     _rule: ClippingRule
