@@ -40,8 +40,8 @@ class PrivateGradients:
     Poisson-subsampled Gaussian mechanisms under adding or removing one example. Events are recorded
     as they happen, so changing the noise or the sampler later does not rewrite them. What is added
     for an example has at most the rule's sensitivity, in floating point too; one whose gradient is
-    not finite adds nothing. (That an example also changes how the sum of the others is rounded, by
-    less than a thousandth of the sensitivity at thousands of examples, is not counted.)
+    not finite adds nothing. (That an example also changes how the sum of the others is rounded is
+    not counted: parts in a thousand of the sensitivity if thousands of gradients are all alike.)
     """
 
     _rule: ClippingRule
