@@ -165,6 +165,26 @@ def test_names_in_a_card_are_harmless(tmp_path: Path, finished: Path) -> None:
     assert "<script>" not in outside.replace("\\<script\\>", "")
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"), [([0, 1, 2], False), ([1, 1, 1], False), ([0, 1, 1], True)]
+)
+def test_recall_is_said_to_differ_only_if_it_does(
+    finished: Path, labels: list[int], said: bool
+) -> None:
+    import numpy as np
+
+    from sfumato.analysis import evaluate
+    from sfumato.report.card import card
+    from sfumato.report.measure import Measured
+    from sfumato.report.runs import gather
+
+    sure = 0.98 * np.eye(3)[[0, 1, 2] if len(set(labels)) > 1 else labels] + 0.02 / 3
+    found = Measured(evaluate(sure, np.array(labels), ["A", "B", "C"]))
+    text = card(gather([finished])[0], found)
+    assert ("Recall differs between classes: 50.0 % for 'B', 100.0 % for 'A'." in text) == said
+    assert ("Recall differs" in text) == said and "Its confidence is off by" in text
+
+
 def test_tensorboard_gets_every_record(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     settings = [f"{name}={value}" for name, value in SMALL.items() if name != "model.options"]

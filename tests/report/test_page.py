@@ -216,10 +216,37 @@ def test_dominated_runs(tmp_path: Path) -> None:
     runs = gather(made_)
     found = pareto.points(list(enumerate(runs)), {0: 1000})
     assert [p.dominated for p in found] == ["", "strict", ""]
-    assert found[0].error == pytest.approx(1.96 * (0.7 * 0.3 / 1000) ** 0.5)
+    centre, half = 0.7 - 0.2 * 1.96**2 / 1000, 1.96 * (0.7 * 0.3 / 1000) ** 0.5
+    assert (found[0].low, found[0].high) == pytest.approx((centre - half, centre + half), abs=1e-4)
+    assert (found[1].low, found[1].high) == (0.65, 0.65)
     text = page(runs, [Measured()] * 3)
     assert "dominated by strict" in Elements(text).text
     assert text.count('hollow"') == 1
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "n", "ends"),
+    [(1.0, 42, (0.9162, 1.0)), (0.0, 42, (0.0, 0.0838)), (0.5, 100, (0.4038, 0.5962))],
+)
+def test_the_interval_of_an_accuracy_is_wilsons(
+    accuracy: float, n: int, ends: tuple[float, float]
+) -> None:
+    low, high = pareto.interval(accuracy, n)
+    assert (low, high) == pytest.approx(ends, abs=1e-4)
+    assert 0 <= low <= accuracy <= high <= 1
+
+
+def test_the_bar_of_a_perfect_run_is_drawn_whole(tmp_path: Path) -> None:
+    runs = gather([make(tmp_path / "run", accuracy=1.0)])
+    found = pareto.points([(0, runs[0])], {0: 42})
+    drawn, data = pareto.chart(found, key="front-0", baseline=None)
+    low, high = data["y"][:2]
+    assert low < 0.9162 and high == 1.0
+    assert data["points"][0]["interval"] == pytest.approx([0.9162, 1.0], abs=1e-4)
+    whisker = re.search(
+        r'<line x1="[\d.]+" y1="([\d.]+)" [^>]*y2="([\d.]+)" class="whisker"', drawn
+    )
+    assert whisker and float(whisker[2]) - float(whisker[1]) > 50
 
 
 def test_equal_runs_do_not_dominate_each_other(tmp_path: Path) -> None:
@@ -351,3 +378,5 @@ def test_large_epsilon_is_called_large(tmp_path: Path) -> None:
     (run,) = gather([make(tmp_path / "run", sigma=0.3, steps=40)])
     assert run.spent is not None and run.spent > 10
     assert any("is large" in line for line in guarantee.warnings(run))
+    said = guarantee.in_words(run)
+    assert "promises next to nothing" in said and "almost as likely" not in said

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from dataclasses import dataclass
 
 from sfumato.privacy.accounting import Step
 from sfumato.privacy.composition import Exposure
 
 RELATION = "adding or removing one training image"
+_SMALL = 1.0
+LARGE = 10.0
+"""Above this, epsilon promises next to nothing by itself."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,53 @@ class Facts:
     looked: tuple[str, ...] = ()
     tuned: str = ""
     taken: int | None = None
+
+
+def meaning(epsilon: float, delta: str) -> str:
+    """What a guarantee means in plain words, which are the weaker the larger epsilon is.
+
+    Args:
+        epsilon: As in (epsilon, delta).
+        delta: As it is to be printed.
+
+    *Guarantee:* Nothing is called almost as likely whose odds may change by more than e.
+    """
+    if epsilon <= _SMALL:
+        return (
+            "Whether or not any one image was in the training set, everything that can be learnt "
+            "from the released weights is almost as likely: the odds of any conclusion about that "
+            f"image change by at most a factor of e^ε = {factor(epsilon)}, except with a chance of "
+            f"about δ = {delta}."
+        )
+    if epsilon <= LARGE:
+        return (
+            "Anything that can be learnt from the released weights is at most e^ε = "
+            f"{factor(epsilon)} times as likely with any one image in the training set as without "
+            "it, or the other way round. Whoever guesses whether that image was in it, where a "
+            "fair coin decided, is right with a chance of at most e^ε/(1 + e^ε) = "
+            f"{_guess(epsilon)}. Both hold except with a chance of about δ = {delta}."
+        )
+    return (
+        f"By itself, ε = {epsilon:.4g} promises next to nothing about any one image. What can be "
+        "learnt from the released weights may be likelier with it in the training set than without "
+        f"it by a factor of {factor(epsilon)} (e^ε), and by more with a chance of about "
+        f"δ = {delta}."
+    )
+
+
+def factor(epsilon: float) -> str:
+    """e^epsilon as people write it."""
+    if epsilon >= 50:
+        return "more than 10²¹"
+    rounded = float(f"{math.exp(epsilon):.3g}")
+    return f"{rounded:g}" if rounded < 1000 else f"{rounded:,.0f}".replace(",", "\u202f")
+
+
+def _guess(epsilon: float) -> str:
+    """The largest chance of a right guess by somebody who had even odds before, rounded up."""
+    digits = 1 if epsilon < 4 else 3
+    chance = 100 / (1 + math.exp(-epsilon))
+    return f"{math.ceil(chance * 10**digits) / 10**digits:.{digits}f} %"
 
 
 def tuning(words: str) -> str:
@@ -164,10 +216,7 @@ The weights in `model.safetensors` (and those in every checkpoint) satisfy
 **({f.epsilon[f.accountant]:.4g}, {f.delta:g})-differential privacy** with respect to {RELATION} of
 '{f.data}'.
 
-In plain words: whether or not any one image was in the training set, everything that can be
-learnt from the released weights is almost as likely; the odds of any conclusion about that image
-change by at most a factor of e^ε = {_factor(f.epsilon[f.accountant])}, except with a chance of
-about δ = {f.delta:g}.
+{_in_plain_words(f)}
 
 | | |
 |---|---|
@@ -250,7 +299,8 @@ def _beginning(f: Facts) -> str:
     return "\n## Where the first weights came from\n\n" + "\n\n".join(lines) + "\n"
 
 
-def _factor(epsilon: float) -> str:
-    import math
-
-    return f"{math.exp(epsilon):.3g}" if epsilon < 50 else "infinity, for practical purposes"
+def _in_plain_words(f: Facts) -> str:
+    """`meaning`, in lines as long as the others."""
+    words = meaning(f.epsilon[f.accountant], f"{f.delta:g}")
+    text = f"In plain words: {words[0].lower()}{words[1:]}"
+    return textwrap.fill(text, 99, break_on_hyphens=False, break_long_words=False)

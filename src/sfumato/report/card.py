@@ -231,11 +231,12 @@ def _limitations(run: Run, measured: Measured) -> str:
     if e is not None and len(e.classes) > 2:
         known = [k for k in range(len(e.classes)) if e.support[k] > 0]
         worst, best = (f(known, key=lambda k: float(e.recall[k])) for f in (min, max))
-        lines.append(
-            f"Recall differs between classes: {percent(e.recall[worst])} for "
-            f"'{_plain(e.classes[worst])}', {percent(e.recall[best])} for "
-            f"'{_plain(e.classes[best])}'."
-        )
+        least, most = percent(e.recall[worst]), percent(e.recall[best])
+        if least != most:
+            lines.append(
+                f"Recall differs between classes: {least} for '{_plain(e.classes[worst])}', "
+                f"{most} for '{_plain(e.classes[best])}'."
+            )
         lines.append(
             f"Its confidence is off by {100 * e.ece:.1f} percentage points on average (ECE)."
         )

@@ -6,9 +6,7 @@ a readable ledger, without an end, or with noise from a seed says so before any 
 
 from __future__ import annotations
 
-import math
-
-from sfumato.privacy.statement import RELATION, tuning
+from sfumato.privacy.statement import LARGE, RELATION, factor, meaning, tuning
 from sfumato.report.runs import Run
 from sfumato.report.words import power
 
@@ -29,23 +27,18 @@ def in_words(run: Run) -> str:
             "ledger is missing or damaged."
         )
     delta = power(run.recipe.privacy.delta)
-    meaning = (
-        "Whether or not any one image was in the training set, everything that can be learnt from "
-        "the released weights is almost as likely: the odds of any conclusion about that image "
-        f"change by at most a factor of e^ε = {_factor(run.spent)}, except with a chance of about "
-        f"δ = {delta}."
-    )
+    plainly = meaning(run.spent, delta)
     if not run.finished:
         secret = "as long as nobody else sees `secret.key`, which lies in the folder until the end"
         condition = "" if run.seeded else f", {secret}"
         return (
             f"The run has not finished. It has spent ε = {run.spent:.4g} at δ = {delta} so far, "
             f"of {run.recipe.privacy.epsilon:g}; that holds for the weights in its checkpoints"
-            f"{condition}. {meaning}"
+            f"{condition}. {plainly}"
         )
     return (
         f"The weights satisfy ({run.spent:.4g}, {delta})-differential privacy with respect to "
-        f"{RELATION} of '{run.data}'. {meaning}"
+        f"{RELATION} of '{run.data}'. {plainly}"
     )
 
 
@@ -114,10 +107,10 @@ def warnings(run: Run) -> list[str]:
             "**The noise of the start follows from a seed**: towards people who know it, the steps "
             "of the start are not private."
         )
-    if run.private and run.spent is not None and run.spent > 10:
+    if run.private and run.spent is not None and run.spent > LARGE:
         found.append(
             f"**ε = {run.spent:.3g} is large**: the odds may change by a factor of "
-            f"{_factor(run.spent)}. As a guarantee on its own, that promises little."
+            f"{factor(run.spent)}. As a guarantee on its own, that promises little."
         )
     if not run.finished:
         step = f"after step {run.steps}" + (f" of {run.planned}" if run.planned else "")
@@ -142,10 +135,3 @@ def _sigma(run: Run) -> str:
     if len(run.history) == 1:
         return f"{first:.6g}"
     return f"{first:.6g} at first, {last:.6g} at last, by a fixed plan"
-
-
-def _factor(epsilon: float) -> str:
-    if epsilon >= 50:
-        return "infinity, for practical purposes"
-    factor = float(f"{math.exp(epsilon):.3g}")
-    return f"{factor:g}" if factor < 1000 else f"{factor:,.0f}".replace(",", " ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sfumato.report import svg
@@ -25,7 +25,9 @@ class Point:
         name: Of the run.
         epsilon: Spent, by PLD.
         accuracy: On the test set.
-        error: Half the width of the accuracy's 95 % interval, for the number of test images.
+        low: The lower end of its 95 % interval; the accuracy itself if nobody knows how many test
+            images there were.
+        high: The upper end.
         dominated: The name of a run that is no worse in both and better in one; empty if none is.
     """
 
@@ -33,8 +35,23 @@ class Point:
     name: str
     epsilon: float
     accuracy: float
-    error: float = 0.0
+    low: float
+    high: float
     dominated: str = ""
+
+
+def interval(accuracy: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of an accuracy on `n` images by Wilson (1927), which has a width at 100 %.
+
+    Args:
+        accuracy: From 0 to 1.
+        n: How many images, at least 1.
+    """
+    z = 1.96
+    centre = accuracy + z * z / (2 * n)
+    half = z * math.sqrt(accuracy * (1 - accuracy) / n + (z / (2 * n)) ** 2)
+    low, high = ((centre + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+    return max(0.0, min(low, accuracy)), min(1.0, max(high, accuracy))
 
 
 def points(runs: Sequence[tuple[int, Run]], tested: Mapping[int, int]) -> list[Point]:
@@ -50,11 +67,9 @@ def points(runs: Sequence[tuple[int, Run]], tested: Mapping[int, int]) -> list[P
         if not run.private or not run.finished or accuracy is None or not epsilon:
             continue
         n = tested.get(index, 0)
-        error = 1.96 * math.sqrt(accuracy * (1 - accuracy) / n) if n else 0.0
-        found.append(Point(index, run.name, epsilon, accuracy, error))
-    return [
-        Point(p.index, p.name, p.epsilon, p.accuracy, p.error, _better(p, found)) for p in found
-    ]
+        ends = interval(accuracy, n) if n else (accuracy, accuracy)
+        found.append(Point(index, run.name, epsilon, accuracy, *ends))
+    return [replace(p, dominated=_better(p, found)) for p in found]
 
 
 def _better(point: Point, others: Sequence[Point]) -> str:
@@ -81,7 +96,7 @@ def chart(found: Sequence[Point], *, key: str, baseline: float | None) -> tuple[
         across = frame.x(smallest / 1.5, largest * 1.5, log=True)
     else:
         across = frame.x(max(0.0, smallest - 0.5 * largest), largest * 1.2)
-    heights = [p.accuracy + s * p.error for p in found for s in (-1, 1)]
+    heights = [end for p in found for end in (p.low, p.high)]
     heights += [] if baseline is None else [baseline]
     low, high = min(heights), max(heights)
     room = max(0.01, 0.12 * (high - low))
@@ -122,7 +137,7 @@ def chart(found: Sequence[Point], *, key: str, baseline: float | None) -> tuple[
                 "name": p.name,
                 "at": [p.epsilon, p.accuracy],
                 "words": f"dominated by {p.dominated}" if p.dominated else "on the front",
-                "error": p.error,
+                "interval": [p.low, p.high] if p.low < p.high else None,
             }
             for p in found
         ],
@@ -150,9 +165,8 @@ def _marks(
     drawn = []
     for p, (x, y) in zip(found, places, strict=True):
         inner = []
-        if p.error:
-            ends = (min(up.high, p.accuracy + p.error), max(up.low, p.accuracy - p.error))
-            inner.append(svg.line(x, up(ends[0]), x, up(ends[1]), "whisker"))
+        if p.low < p.high:
+            inner.append(svg.line(x, up(p.high), x, up(p.low), "whisker"))
         inner.append(svg.marker(p.index, x, y, 6, "mark"))
         words = str(p.index + 1) if len(found) > _NAMED else _short(p.name)
         wide = 7.5 * len(words)

@@ -226,7 +226,7 @@ def front(runs: Sequence[Run], measured: Sequence[Measured]) -> tuple[Safe, dict
     if not parts:
         words = "There is no finished private run whose accuracy and ε are both known."
         return element("p", {"class": "note"}, words), {}
-    notes = ["Bars show the 95 % interval of an accuracy that so many test images allow."]
+    notes = ["Bars show the 95 % interval (Wilson's) of an accuracy on so many test images."]
     if len(runs) == 1:
         notes.insert(
             0,

@@ -174,9 +174,9 @@
         },
         show: (k) => {
           const p = shown()[k], [x, y] = at(p);
-          const error = p.error ? ` ± ${share(p.error)}` : "";
+          const ends = p.interval ? ` (${p.interval.map(share).join(" to ")})` : "";
           say(svg, [shape("circle", { cx: x, cy: y, r: 10, "fill-opacity": 0 })], [x + 8, y], p.name,
-            [`ε ${short(p.at[0])}`, `accuracy ${share(p.at[1])}${error}`, p.words]);
+            [`ε ${short(p.at[0])}`, `accuracy ${share(p.at[1])}${ends}`, p.words]);
         },
       };
     },
