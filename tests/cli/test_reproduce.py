@@ -37,13 +37,19 @@ def test_without_arguments_every_row_is_listed_with_its_state() -> None:
     line = next(line for line in said.splitlines() if line.startswith("first"))
     assert line.split() == ["first", "(short)", "1/2", "5", "75.00", "reached,", "+70.0"]
     assert "0/2" in next(line for line in said.splitlines() if line.startswith("second"))
+    assert "no folder of results" not in said
     assert not Path("runs").exists()
+
+
+def test_the_list_says_where_results_were_looked_for(tmp_path: Path) -> None:
+    said = run("--list")
+    assert f"There is no folder of results at {tmp_path / 'results'}, so no row counts" in said
 
 
 def test_a_row_by_its_alias_is_run_once_and_shown() -> None:
     said = run("tiny/short", "--seeds", "1", "--device", "cpu")
     assert "tiny/first, published, seed 0: test accuracy" in said
-    assert "published 5; reached" in said
+    assert "published 5; reached" in said and "Tables and figures: docs/results" in said
     (found,) = ledger.read(Path("results"))
     assert found.row == "tiny/first"
     page = Path("docs/results/tiny.md").read_text(encoding="utf-8")
@@ -54,7 +60,7 @@ def test_a_row_by_its_alias_is_run_once_and_shown() -> None:
 
 def test_a_budget_of_no_minutes_runs_nothing() -> None:
     said = run("tiny", "--budget-minutes", "0", "--seeds", "1")
-    assert "2 runs were not started" in said
+    assert "2 runs were not started" in said and "Tables and figures" not in said
     assert not ledger.read(Path("results"))
 
 

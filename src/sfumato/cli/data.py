@@ -26,9 +26,9 @@ def register(app: typer.Typer) -> None:
 
 def list_sets(data_root: Path | None = _ROOT) -> None:
     """List the data sets known by name and where they were found."""
-    from rich.console import Console
     from rich.table import Table
 
+    from sfumato.cli.listing import show as show_table
     from sfumato.data import locate
     from sfumato.data.catalogue import CATALOGUE
 
@@ -46,7 +46,7 @@ def list_sets(data_root: Path | None = _ROOT) -> None:
             f"{entry.channels}×{entry.size[0]}×{entry.size[1]}",
             str(place or "not found"),
         )
-    Console(highlight=False).print(table)
+    show_table(table)
     searched = ", ".join(str(place) for place in locate.places(data_root))
     typer.echo(f"\nSearched: {searched}")
     typer.echo("Get one with `sfumato data get NAME`. A folder of images or an .npz works as well.")

@@ -22,10 +22,10 @@ def register(app: typer.Typer) -> None:
 def list_models() -> None:
     """List the models with 10 classes: parameters, multiply-accumulates per image, paper."""
     import torch
-    from rich.console import Console
     from rich.table import Table
 
     from sfumato import models
+    from sfumato.cli.listing import show as show_table
 
     torch.set_num_threads(1)
     table = Table(box=None, pad_edge=False)
@@ -45,7 +45,7 @@ def list_models() -> None:
             _published(entry),
             entry.paper,
         )
-    Console(highlight=False).print(table)
+    show_table(table)
     typer.echo(f"\nAlso names of the form {', '.join(models.patterns())}.")
     typer.echo("MACs: multiply-accumulates per image. More on one with `sfumato models show NAME`.")
 

@@ -8,6 +8,9 @@ import typer
 
 from sfumato.errors import UserError
 
+_ROOM = 110
+"""A narrower terminal shows a line for each recipe, with as much of its description as fits."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command group."""
@@ -22,16 +25,21 @@ def list_recipes() -> None:
     """A table of the packaged recipes."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from sfumato import recipes
+    from sfumato.cli.listing import show as show_table
 
-    table = Table(box=None, header_style="bold")
-    for column in ("name", "data", "model", "ε", "about"):
-        table.add_column(column, overflow="fold")
+    cut = Console().width < _ROOM
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("name", "data", "model", "ε"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("about")
     for name in recipes.packaged():
         r = recipes.find(name)
-        table.add_row(name, r.data.name, r.model.name, f"{r.privacy.epsilon:g}", r.about)
-    Console().print(table)
+        about = Text(r.about, no_wrap=cut, overflow="ellipsis")
+        table.add_row(name, r.data.name, r.model.name, f"{r.privacy.epsilon:g}", about)
+    show_table(table)
 
 
 def show(recipe: str = typer.Argument(help="A packaged recipe or a recipe file.")) -> None:

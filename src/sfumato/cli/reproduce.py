@@ -85,9 +85,11 @@ def reproduce(
 
     from sfumato.reproduce.tables import render as render_pages
 
+    written: set[Path] = set()
+
     def after(entry: Entry) -> None:
         _say_entry(entry, say)
-        render_pages(results, docs, only=entry.paper)
+        written.update(render_pages(results, docs, only=entry.paper))
 
     runner = Runner(
         results=results,
@@ -111,7 +113,8 @@ def reproduce(
             "command goes on from there.")  # fmt: skip
         raise typer.Exit(128 + stopped.signal) from None
     _say_outcome(outcome, len(jobs), say)
-    say(f"Tables and figures: {docs}")
+    if written:
+        say(f"Tables and figures: {docs}")
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -177,13 +180,12 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from sfumato.cli.listing import show as show_table
     from sfumato.reproduce import ledger
     from sfumato.reproduce.rows import PAPERS
     from sfumato.reproduce.tables import summary, verdict
 
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
     entries = ledger.read(results)
     for paper in PAPERS:
         mine = [row for row in rows if row.paper == paper.key]
@@ -193,12 +195,7 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("row", "seeds", "published", "ours", "", ""):
             right = column in ("published", "ours", "seeds")
-            table.add_column(
-                column,
-                justify="right" if right else "left",
-                no_wrap=column != "row",
-                overflow="fold",
-            )
+            table.add_column(column, justify="right" if right else "left", no_wrap=True)
         for row in mine:
             name = row.name + (f" ({row.alias})" if row.alias else "")
             printed = "" if row.published is None else f"{row.published:g}"
@@ -212,7 +209,14 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
                 count = f"{len(found)}/{seeds}"
                 words = "best noise" if setting == "best" and row.settings != ("best",) else ""
                 table.add_row(name, count, printed, median, said, words)
-        console.print(table)
+        show_table(table)
+    if not results.is_dir():
+        console.print(
+            f"\nThere is no folder of results at {results.absolute()}, so no row counts as run: "
+            "--results names another.",
+            soft_wrap=True,
+            markup=False,
+        )
     console.print(
         "\nRun a paper or a row: sfumato reproduce 002/fashion-tanh --seeds 1", soft_wrap=True
     )

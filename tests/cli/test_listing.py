@@ -1,0 +1,72 @@
+"""Names in lists are whole, however narrow the terminal is, and also where there is none."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from cli_result import Run
+from rich.table import Table
+
+from sfumato import models, recipes
+from sfumato.cli.listing import show
+from sfumato.data.catalogue import CATALOGUE
+from sfumato.reproduce.rows import PAPERS
+
+ROWS = [row.name for paper in PAPERS for row in paper.rows]
+
+
+class Terminal(io.StringIO):
+    """Where a person reads."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [80, 50])
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("recipes", "list"), recipes.packaged()),
+        (("models", "list"), models.names()),
+        (("data", "list"), list(CATALOGUE)),
+        (("reproduce", "--list"), ROWS),
+    ],
+    ids=["recipes", "models", "data", "reproduce"],
+)
+def test_each_name_begins_a_line(
+    sfumato: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    names: list[str],
+    columns: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = sfumato(*words)
+    assert result.code == 0, result.err
+    found = {line.split()[0] for line in result.out.splitlines() if line.strip()}
+    assert set(names) <= found
+
+
+def test_without_a_terminal_a_row_is_one_line(
+    sfumato: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = sfumato("recipes", "list").out.splitlines()
+    assert len(lines) == 1 + len(recipes.packaged())
+    for line, name in zip(lines[1:], recipes.packaged(), strict=True):
+        assert line.endswith(recipes.find(name).about.rstrip()) and line.startswith(f"{name} ")
+
+
+@pytest.mark.parametrize("columns", [200, 60, 30])
+def test_on_a_terminal_a_name_is_whole(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    name = "000/component-activation-ü"
+    table = Table("name", "number", "about", box=None, pad_edge=False)
+    table.add_row(name, "1,234", "word " * 40)
+    show(table)
+    lines = terminal.getvalue().splitlines()
+    assert len([line for line in lines if line.startswith(name)]) == 1
