@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import models, recipes
+from sfumato.analysis.images import images_of
 from sfumato.analysis.inference import align_labels
 from sfumato.data import Dataset, ImageSet
 from sfumato.errors import UserError
@@ -28,8 +29,7 @@ from sfumato.privacy.noise import GaussianNoise, Randomness
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, classifier, files, fill, metrics, setup, snapshots, start
-from sfumato.training.classifier import Description
-from sfumato.training.images import dataset_of
+from sfumato.training.classifier import Classifier, Description
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class OpenRun:
         recipe: Its recipe.
         network: The model with the weights analysed, frozen as in training, in eval mode.
         description: Classes, image shape and normalisation.
-        dataset: The run's own data, labels as the model numbers them.
+        dataset: The run's own data or what was given instead, labels as the model numbers them.
         weights: Which weights these are, in words.
         step: The step they are of, if known.
         snapshots: Steps and files.
@@ -148,12 +148,17 @@ class OpenRun:
 
 
 def open_run(
-    folder: str | Path, *, root: str | Path | None = None, device: str | torch.device = "cpu"
+    folder: str | Path,
+    *,
+    data: str | None = None,
+    root: str | Path | None = None,
+    device: str | torch.device = "cpu",
 ) -> OpenRun:
     """Open a run folder, finished or not, with its data.
 
     Args:
         folder: The run folder.
+        data: A data set, folder or .npz with the model's classes, instead of the run's own.
         root: Where to look for data sets first.
         device: Where to put the network.
 
@@ -164,14 +169,22 @@ def open_run(
     recipe = _recipe(folder)
     header, events = _ledger(folder)
     notes: list[str] = []
-    dataset = _data(folder, recipe, header, root)
-    network, description, weights, step = _network(folder, recipe, dataset, notes)
+    final = _final(folder, notes)
+    shape = None
+    if final is not None:
+        shape = final.description.channels, *final.description.size
+    try:
+        dataset = images_of(recipe, data=data, root=root, shape=shape)
+    except UserError as error:
+        raise UserError(f"The data of {folder} cannot be read: {error}") from None
+    dataset = start.Origin.of(header).normalised(dataset)
+    network, description, weights, step = _network(folder, recipe, dataset, final, notes)
     network.to(device).eval()
     fill.freeze(network, recipe.start)
-    shape = description.channels, *description.size
-    if (dataset.channels, *dataset.size) != shape:
+    taken = description.channels, *description.size
+    if (dataset.channels, *dataset.size) != taken:
         raise UserError(
-            f"{folder} was trained on images of {'x'.join(map(str, shape))} (channels, height, "
+            f"{folder} was trained on images of {'x'.join(map(str, taken))} (channels, height, "
             f"width), but '{dataset.name}' now has "
             f"{'x'.join(map(str, (dataset.channels, *dataset.size)))}: it is not the run's data."
         )
@@ -199,24 +212,19 @@ def _ledger(folder: Path) -> tuple[dict[str, Any], list[Step]]:
     return ledger.read(path) if path.is_file() else ({}, [])
 
 
-def _data(folder: Path, recipe: Recipe, header: dict[str, Any], root: str | Path | None) -> Dataset:
-    try:
-        dataset = dataset_of(recipe.data, root=root)
-    except UserError as error:
-        raise UserError(f"The data of {folder} cannot be read: {error}") from None
-    return start.Origin.of(header).normalised(dataset)
+def _final(folder: Path, notes: list[str]) -> Classifier | None:
+    if (folder / files.WEIGHTS).is_file():
+        try:
+            return classifier.load(folder)
+        except UserError as error:
+            notes.append(f"The final weights of {folder} are left out: {error}")
+    return None
 
 
 def _network(
-    folder: Path, recipe: Recipe, dataset: Dataset, notes: list[str]
+    folder: Path, recipe: Recipe, dataset: Dataset, final: Classifier | None, notes: list[str]
 ) -> tuple[nn.Module, Description, str, int | None]:
     """The final weights, or the newest that there are."""
-    final = None
-    if (folder / files.WEIGHTS).is_file():
-        try:
-            final = classifier.load(folder)
-        except UserError as error:
-            notes.append(f"The final weights of {folder} are left out: {error}")
     if final is not None:
         records = [r for r in metrics.read(folder / files.METRICS) if r.get("final")]
         step = int(records[-1]["step"]) if records else None

@@ -47,6 +47,9 @@ def analyze(
     probes: int = typer.Option(3, help="Random vectors for the density of eigenvalues."),
     out: Path | None = typer.Option(None, metavar="FILE", help="Write everything as JSON."),
     picture: Path | None = typer.Option(None, metavar="FOLDER", help="Draw everything as PNG."),
+    data: str | None = typer.Option(
+        None, help="Data set, folder or .npz with the model's classes, instead of the run's own."
+    ),
     data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
 ) -> None:
@@ -59,7 +62,7 @@ def analyze(
         raise UserError(f"--only names no analysis: choose from {', '.join(PARTS)}.")
     effort = Effort(examples=examples, seed=seed, iterations=iterations, probes=probes)
     _check_free(out, picture, parts)
-    opened = _open(runs, data_root, device)
+    opened = _open(runs, data, data_root, device)
     found, interrupted = _measure(opened, parts, on, effort)
     written = _write(found, parts, out, picture)
     _show(found, parts)
@@ -72,13 +75,15 @@ def analyze(
         raise UserError("Nothing could be analysed, for the reasons above.")
 
 
-def _open(folders: list[Path], root: Path | None, device: str) -> list[OpenRun]:
+def _open(folders: list[Path], data: str | None, root: Path | None, device: str) -> list[OpenRun]:
     """All runs, on the same data; what is remarkable about them is said."""
     from sfumato.analysis.opened import open_run, same_data
     from sfumato.training.devices import pick_device
 
     where = pick_device(device)
-    opened = [open_run(folder, root=root, device=where) for folder in dict.fromkeys(folders)]
+    opened = [
+        open_run(folder, data=data, root=root, device=where) for folder in dict.fromkeys(folders)
+    ]
     same_data(opened)
     for run in opened:
         for note in run.notes:

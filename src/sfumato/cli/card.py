@@ -20,6 +20,9 @@ def card(
     out: Path = typer.Option(
         Path("MODEL_CARD.md"), "--out", "-o", metavar="FILE", help="New Markdown file."
     ),
+    data: str | None = typer.Option(
+        None, help="Data set, folder or .npz with the model's classes, instead of the run's own."
+    ),
     data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
 ) -> None:
@@ -40,7 +43,7 @@ def card(
             f"{run} has not finished, so there is no model to describe: "
             f"`sfumato train --resume {run}` goes on with it."
         )
-    (measured,) = measure([found], root=data_root, device=pick_device(device))
+    (measured,) = measure([found], data=data, root=data_root, device=pick_device(device))
     for remark in (*found.problems, *([measured.missing] if measured.missing else [])):
         typer.echo(f"Note: {remark}", err=True)
     write_new(out, write_card(found, measured))

@@ -84,9 +84,8 @@ def _dataset(
 ) -> Dataset:
     """The data asked for, as the model takes it; the run's own exactly as it was in training."""
     from sfumato import recipes
-    from sfumato.data import load
-    from sfumato.data.subset import subset
-    from sfumato.settings import Data
+    from sfumato.analysis.images import images_of
+    from sfumato.recipe import Recipe
     from sfumato.training.files import RECIPE
 
     stated = run.is_dir() and (run / RECIPE).is_file()
@@ -95,28 +94,9 @@ def _dataset(
             f"{run} does not say which data it was trained on (there is no {RECIPE} with it): give "
             "--data."
         )
-    settings = recipes.find(str(run / RECIPE)).data if stated else Data()
+    recipe = recipes.find(str(run / RECIPE)) if stated else Recipe()
     shape = description.channels, *description.size
-    channels = description.channels if description.channels in (1, 3) else None
-    try:
-        dataset = load(
-            settings.name if data is None else data,
-            root=root,
-            size=settings.size if data is None else description.size,
-            channels=settings.channels if data is None else channels,
-            validation=settings.validation,
-            test_fraction=settings.test_fraction,
-            split_seed=settings.split_seed,
-            skip_unreadable=skip_unreadable or settings.skip_unreadable,
-        )
-    except UserError as error:
-        if data is not None:
-            raise
-        raise UserError(
-            f"{error} (The run was trained on '{settings.name}'; --data names another place.)"
-        ) from None
-    if data is None:
-        dataset = subset(dataset, settings.subset, seed=settings.split_seed)
+    dataset = images_of(recipe, data=data, root=root, shape=shape, skip_unreadable=skip_unreadable)
     if (dataset.channels, *dataset.size) != shape:
         raise UserError(
             f"The images of '{dataset.name}' are {_shape(dataset.channels, *dataset.size)} "

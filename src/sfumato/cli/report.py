@@ -31,6 +31,9 @@ def report(
         help="Leave out what the guarantee does not cover: curves of training batches, and seeds.",
     ),
     title: str = typer.Option("", help="Title of the page."),
+    data: str | None = typer.Option(
+        None, help="Data set, folder or .npz with the model's classes, instead of the run's own."
+    ),
     data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
 ) -> None:
@@ -47,7 +50,7 @@ def report(
     check_new(out)
     chosen = choose(samples)
     found = gather(runs)
-    measured = measure(found, root=data_root, device=pick_device(device), samples=chosen)
+    measured = measure(found, data=data, root=data_root, device=pick_device(device), samples=chosen)
     for run, result in zip(found, measured, strict=True):
         for remark in (*run.problems, *([result.missing] if result.missing else [])):
             typer.echo(f"Note: {run.name}: {remark}", err=True)

@@ -16,7 +16,7 @@ import re
 from sfumato import version
 from sfumato.report import guarantee
 from sfumato.report.detail import without_seed
-from sfumato.report.measure import Measured
+from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import Run
 from sfumato.report.words import percent
 from sfumato.training.files import WEIGHTS
@@ -63,7 +63,7 @@ def _header(run: Run, measured: Measured) -> str:
     if run.accuracy is not None:
         metrics = [("accuracy", "test accuracy", run.accuracy)]
         e = measured.evaluation
-        if e is not None:
+        if e is not None and not disagreement(run, measured):
             metrics.append(("brier_score", "Brier score (0 to 2)", e.brier))
             metrics.append(("expected_calibration_error", "ECE, 15 bins", e.ece))
         lines += [
@@ -204,7 +204,10 @@ def _evaluation(run: Run, measured: Measured) -> str:
         ("expected calibration error, 15 bins", f"{e.ece:.4f}"),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    text = f"On {e.n:,} test images:\n\n| | |\n|---|---|\n{table}"
+    of = f" of '{_plain(measured.data)}'" if measured.data else ""
+    text = f"On {e.n:,} test images{of}:\n\n| | |\n|---|---|\n{table}"
+    if words := disagreement(run, measured):
+        text = f"> {_plain(words)}\n\n{text}"
     if len(e.classes) > 100:
         return text
     lines = [

@@ -8,11 +8,9 @@ from typing import Any
 from sfumato.recipe import Recipe
 from sfumato.report import guarantee, results
 from sfumato.report.markup import Child, Safe, details, element, inline, join, markdown, table
-from sfumato.report.measure import Measured
+from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import Run
 from sfumato.report.words import NONE, count, percent
-
-_DISAGREE = 0.005
 
 
 def privacy(run: Run) -> Safe:
@@ -37,9 +35,9 @@ def privacy(run: Run) -> Safe:
 
 
 def _raised(text: str) -> list[Child]:
-    """The same words with the exponent where it belongs."""
-    before, found, after = text.partition("e^ε")
-    return [before, Safe("e<sup>ε</sup>"), after] if found else [text]
+    """The same words with exponents where they belong."""
+    first, *rest = text.split("e^ε")
+    return [first, *(part for after in rest for part in (Safe("e<sup>ε</sup>"), after))]
 
 
 def _meter(run: Run) -> Safe | None:
@@ -71,13 +69,11 @@ def test_results(run: Run, measured: Measured, key: str) -> tuple[Safe, dict[str
     matrix, matrix_data = results.confusion(e, f"{key}-confusion")
     sure, sure_data = results.reliability(e, f"{key}-reliability")
     note = None
-    if run.accuracy is not None and abs(run.accuracy - e.accuracy) > _DISAGREE:
-        words = (
-            f"The run reported {percent(run.accuracy)} when it ended, but the weights reach "
-            f"{percent(e.accuracy)} on the test set as it is now: the data or the weights are not "
-            "those of then."
-        )
+    if words := disagreement(run, measured):
         note = element("ul", {"class": "cautions"}, element("li", None, words))
+    elif measured.data:
+        words = f"On the test set of '{measured.data}', which was named in place of the run's data."
+        note = element("p", {"class": "note"}, words)
     numbers = (
         ("accuracy", percent(e.accuracy, 2)),
         ("balanced accuracy", percent(e.balanced_accuracy, 2)),

@@ -18,18 +18,19 @@ from PIL import Image
 
 from sfumato import analysis
 from sfumato.analysis.classification import Array, Evaluation
+from sfumato.analysis.images import images_of
 from sfumato.analysis.inference import find_images
 from sfumato.data import Dataset
 from sfumato.data.decode import UnreadableError, decode
 from sfumato.errors import UserError
 from sfumato.report.runs import Run
-from sfumato.settings import Data
+from sfumato.report.words import percent
 from sfumato.training import classifier as classifiers
 from sfumato.training.classifier import Classifier
-from sfumato.training.images import dataset_of
 
 MOST_SAMPLES = 60
 _SIDE = 96
+_DISAGREE = 0.005
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Measured:
         parameters: Of the network, or None.
         classes: How many there are, or None.
         samples: Sample predictions, if they were asked for.
+        data: Name of the data that was given instead of the run's own; empty if none was.
     """
 
     evaluation: Evaluation | None = None
@@ -81,6 +83,20 @@ class Measured:
     parameters: int | None = None
     classes: int | None = None
     samples: tuple[Sample, ...] = ()
+    data: str = ""
+
+
+def disagreement(run: Run, measured: Measured) -> str:
+    """That the test results are not those which the run reported; empty if they are."""
+    e = measured.evaluation
+    if e is None or run.accuracy is None or abs(run.accuracy - e.accuracy) <= _DISAGREE:
+        return ""
+    where = f"of '{measured.data}'" if measured.data else "as it is now"
+    return (
+        f"The run reported {percent(run.accuracy)} when it ended, but the weights reach "
+        f"{percent(e.accuracy)} on the test set {where}: the data or the weights are not those of "
+        "then."
+    )
 
 
 def choose(words: Sequence[str]) -> Choice | None:
@@ -118,28 +134,29 @@ def choose(words: Sequence[str]) -> Choice | None:
 def measure(
     runs: Sequence[Run],
     *,
+    data: str | None = None,
     root: Path | None = None,
     device: str | torch.device = "cpu",
     samples: Choice | None = None,
 ) -> list[Measured]:
-    """Evaluate each run's weights on its own test set.
+    """Evaluate each run's weights on its own test set, or on that of other data.
 
     What cannot be measured says why and stops nothing else.
 
     Args:
         runs: The runs.
+        data: A data set, folder or .npz with the models' classes, instead of each run's own.
         root: Where to look for data sets first.
         device: Where to compute.
         samples: Which sample images to show.
     """
-    loaded: dict[Data, Dataset] = {}
-    return [_measured(run, loaded, root, device, samples) for run in runs]
+    loaded = _Loaded(data, root)
+    return [_measured(run, loaded, device, samples) for run in runs]
 
 
 def _measured(
     run: Run,
-    loaded: dict[Data, Dataset],
-    root: Path | None,
+    loaded: _Loaded,
     device: str | torch.device,
     samples: Choice | None,
 ) -> Measured:
@@ -150,37 +167,45 @@ def _measured(
     except UserError as error:
         return Measured(missing=f"The weights cannot be used: {error}")
     parameters = sum(p.numel() for p in classifier.network.parameters())
-    evaluation, missing, shown = None, "", []
+    evaluation, missing, given, shown = None, "", "", []
     if samples is not None and samples.files:
         shown = _of_files(classifier, samples.files)
     try:
-        dataset = _dataset(run, classifier, loaded, root)
+        dataset = loaded.of(run, classifier)
+        given = "" if loaded.data is None else dataset.name
         found = analysis.probabilities(classifier, dataset.test)
         labels = analysis.align_labels(dataset.test.labels, dataset.classes, classifier.classes)
         evaluation = analysis.evaluate(found, labels, classifier.classes)
         if samples is not None and samples.count:
             shown = _of_test(classifier, dataset, found, labels, samples.count)
     except UserError as error:
-        missing = f"The test set of '{run.recipe.data.name}' could not be used: {error}"
-    return Measured(evaluation, missing, parameters, len(classifier.classes), tuple(shown))
+        missing = f"The test set could not be used: {error}"
+    return Measured(evaluation, missing, parameters, len(classifier.classes), tuple(shown), given)
 
 
-def _dataset(
-    run: Run, classifier: Classifier, loaded: dict[Data, Dataset], root: Path | None
-) -> Dataset:
-    """The run's own data as it was in training; the last one is kept for the next run."""
-    d = run.recipe.data
-    if d not in loaded:
-        loaded.clear()
-        loaded[d] = dataset_of(d, root=root)
-    dataset = loaded[d]
-    shape, wanted = dataset.test.images.shape[1:], classifier.description
-    if shape != (wanted.channels, *wanted.size):
-        raise UserError(
-            f"its images are {'×'.join(map(str, shape))} (channels × height × width) and not those "
-            "that the model was trained on."
-        )
-    return dataset
+class _Loaded:
+    """The data of runs; the last one is kept for the next run."""
+
+    def __init__(self, data: str | None, root: Path | None) -> None:
+        self.data, self._root = data, root
+        self._last: tuple[object, Dataset] | None = None
+
+    def of(self, run: Run, classifier: Classifier) -> Dataset:
+        """The run's own data as it was in training, or what was given instead."""
+        d, wanted = run.recipe.data, classifier.description
+        shape = wanted.channels, *wanted.size
+        if self._last is None or self._last[0] != (d, shape):
+            self._last = None
+            dataset = images_of(run.recipe, data=self.data, root=self._root, shape=shape)
+            self._last = (d, shape), dataset
+        dataset = self._last[1]
+        found = dataset.test.images.shape[1:]
+        if found != shape:
+            raise UserError(
+                f"The images of '{dataset.name}' are {'×'.join(map(str, found))} (channels × "
+                "height × width) and not those that the model was trained on: --data names others."
+            )
+        return dataset
 
 
 def _of_test(

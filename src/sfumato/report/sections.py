@@ -7,7 +7,7 @@ from typing import Any
 
 from sfumato.report import learning, pareto, svg
 from sfumato.report.markup import Child, Safe, details, element, inline, join, table
-from sfumato.report.measure import Measured
+from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import Run, tasks, together
 from sfumato.report.words import NONE, count, duration, percent, power
 
@@ -202,7 +202,11 @@ def axis_switch() -> Safe:
 def front(runs: Sequence[Run], measured: Sequence[Measured]) -> tuple[Safe, dict[str, Any]]:
     """Accuracy against epsilon, one chart per task."""
     places = {id(run): index for index, run in enumerate(runs)}
-    tested = {k: m.evaluation.n for k, m in enumerate(measured) if m.evaluation is not None}
+    tested = {
+        k: m.evaluation.n
+        for k, (run, m) in enumerate(zip(runs, measured, strict=True))
+        if m.evaluation is not None and not disagreement(run, m)
+    }
     groups = tasks(runs)
     parts: list[Child] = []
     data: dict[str, Any] = {}
