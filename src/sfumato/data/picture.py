@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from sfumato.data.imageset import Array, Dataset
 from sfumato.errors import UserError
@@ -15,6 +15,7 @@ _ROWS = 20
 _SMALLEST_CELL = 64
 _GAP = 4
 _NAME_WIDTH = 140
+_FONT_SIZE = 12
 
 
 def sheet(dataset: Dataset) -> Image.Image:
@@ -26,16 +27,26 @@ def sheet(dataset: Dataset) -> Image.Image:
     canvas = Image.new(
         "RGB", (_NAME_WIDTH + _COLUMNS * cell_width, len(classes) * cell_height + _GAP), "white"
     )
-    pen = ImageDraw.Draw(canvas)
+    pen, font = ImageDraw.Draw(canvas), _font()
     for label, name in enumerate(classes):
         top = _GAP + label * cell_height
-        text = name if len(name) <= 20 else name[:19] + "…"
-        pen.text((_GAP, top + cell_height // 2), text, fill="black", anchor="lm")
+        text = name
+        while font.getlength(text) > _NAME_WIDTH - 2 * _GAP:
+            text = text.removesuffix("…")[:-1] + "…"
+        pen.text((_GAP, top + cell_height // 2), text, fill="black", anchor="lm", font=font)
         for column, position in enumerate(np.flatnonzero(dataset.train.labels == label)[:_COLUMNS]):
             image = _viewable(dataset.train.images[position])
             image = image.resize((width * zoom, height * zoom), Image.Resampling.NEAREST)
             canvas.paste(image, (_NAME_WIDTH + column * cell_width, top))
     return canvas
+
+
+def _font() -> ImageFont.FreeTypeFont:
+    """Matplotlib's own font, which has the letters that Pillow's lacks."""
+    import matplotlib
+
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    return ImageFont.truetype(str(path), _FONT_SIZE)
 
 
 def check_new_png(path: Path) -> None:
