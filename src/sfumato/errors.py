@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -17,3 +18,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `` Did you mean 'cifar10'?`` for a misspelt name, or the empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean '{match[0]}'?" if match else ""
+
+
+def nearest_path(path: str) -> str:
+    """The same hint for a file or folder that does not exist."""
+    path = path.rstrip("/" + os.sep)
+    folder, name = os.path.split(path)
+    if folder and not os.path.isdir(folder):
+        return nearest_path(folder)
+    match = difflib.get_close_matches(name, names_in(folder or "."), n=1, cutoff=0.5)
+    return f" Did you mean '{os.path.join(folder, match[0])}'?" if match else ""
+
+
+def names_in(folder: str) -> list[str]:
+    """What a folder holds, without what is hidden; nothing if it cannot be read."""
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError:
+        return []

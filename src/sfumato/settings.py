@@ -29,9 +29,14 @@ class Data:
 
     name: str = _setting("digits", "a data set's name, a folder of images or an .npz file")
     size: int | None = _setting(
-        None, "side to which images are resized; as they are if unset", least=4
+        None,
+        "side to which images are scaled; their own, or 64 if they differ or are over 256",
+        least=4,
     )
     channels: int | None = _setting(None, "1 for grey, 3 for colour; as they are if unset", least=1)
+    bits: int = _setting(
+        16, "bits that count in 16-bit images: 12 for scans from 0 to 4095", least=8, most=16
+    )
     validation: float = _setting(
         0.0, "part of the training set held out for validation", least=0, below=1
     )

@@ -87,6 +87,17 @@ def test_unrelated_files_are_ignored(tmp_path):
     assert load(root).fingerprint() == expected
 
 
+def test_ignored_files_are_counted(tmp_path):
+    root = two_classes(tmp_path)
+    assert not any("Ignored" in note for note in load(root).notes)
+    for name in ("cat/a.dcm", "cat/b.DCM", "dog/notes", "list.csv", "cat/.hidden"):
+        (root / name).touch()
+    write_image(root / "loose.png")
+    notes = load(root).notes
+    words = "Ignored: 2 × .dcm, 1 × no extension, 1 × .csv (not images), 1 × .png outside"
+    assert any(note.startswith(words) for note in notes), notes
+
+
 def test_nested_folders_and_links_belong_to_their_class(tmp_path):
     root = two_classes(tmp_path / "data")
     write_image(root / "cat" / "deep" / "er" / "a.JPG", seed=9)
@@ -132,6 +143,39 @@ def test_sixteen_bits_are_divided_by_257(tmp_path):
     found = load(tmp_path)
     assert found.channels == 1
     assert found.train.images[0].ravel().tolist() == [0, 0, 1, 1, 128, 255]
+
+
+def sixteen_bits(root, values):
+    for name in ("a", "b"):
+        (root / name).mkdir(parents=True)
+        for k in range(2):
+            Image.fromarray(np.array([values], dtype=np.uint16)).save(root / name / f"{k}.png")
+    return root
+
+
+def test_the_bits_that_count(tmp_path):
+    root = sixteen_bits(tmp_path / "scans", [0, 8, 9, 2048, 4095])
+    dark = load(root)
+    assert dark.train.images[0].ravel().tolist() == [0, 0, 0, 8, 16]
+    assert any("over 4095" in note and "data.bits=12" in note for note in dark.notes)
+    for _ in range(2):  # the second time from the cache
+        found = load(root, bits=12)
+        assert found.train.images[0].ravel().tolist() == [0, 0, 1, 128, 255]
+        assert not any("data.bits" in note for note in found.notes)
+    with pytest.raises(
+        UserError, match=r"4 of 4 images .*a/0.png .it holds 4095, but data\.bits = 10"
+    ):
+        load(root, bits=10)
+    with pytest.raises(UserError, match="from 8 to 16"):
+        load(root, bits=7)
+
+
+@pytest.mark.parametrize(
+    ("highest", "bits"), [(255, 8), (1023, 10), (1024, 12), (16383, 14), (16384, None)]
+)
+def test_empty_upper_bits_are_remarked_on(tmp_path, highest, bits):
+    notes = " ".join(load(sixteen_bits(tmp_path, [0, highest])).notes)
+    assert (f"give --set data.bits={bits} (" in notes) if bits else ("data.bits" not in notes)
 
 
 def test_transparent_pixels_are_white(tmp_path):
@@ -187,6 +231,10 @@ def test_mixed_sizes_are_scaled_and_cropped_at_the_centre(tmp_path):
     assert (by_name(root, "wide")[0][:, :, 2:-2] == 255).all()
     assert load(root, size=20).size == (20, 20)
     assert load(root, size=(20, 30)).size == (20, 30)
+    for given in ({}, {"channels": 3}):
+        notes = " ".join(load(root, size=20, **given).notes)
+        assert "with sides from 10 to 300; they are scaled to 20×20." in notes
+        assert "--size" not in notes
 
 
 def test_large_images_of_one_size_become_small(tmp_path):
@@ -236,6 +284,21 @@ def test_unreadable_images(tmp_path, damage, options):
         for image, label in zip(part.images, part.labels, strict=True)
     }
     assert [known[image.tobytes()] for image in images] == labels.tolist()
+
+
+def test_every_unreadable_image_is_named(tmp_path):
+    root = two_classes(tmp_path, 14, size=(40, 40))
+    (root / "cat" / "001.png").write_text("no image")
+    truncate(root / "dog" / "002.png")
+    with pytest.raises(UserError) as refused:
+        load(root)
+    text = str(refused.value)
+    assert text.startswith("2 of 28 images cannot be read: ") and "more" not in text
+    assert f"{root / 'cat' / '001.png'} (" in text and f"{root / 'dog' / '002.png'} (" in text
+    for path in (root / "cat").iterdir():
+        path.write_text("no image")
+    with pytest.raises(UserError, match=r"^15 of 28 .*\) and 5 more\. Repair or remove them"):
+        load(root)
 
 
 def test_truncated_jpeg(tmp_path):
@@ -326,7 +389,7 @@ def test_second_start_reads_the_cache(tmp_path, monkeypatch, cache):
     root = two_classes(tmp_path)
     first = load(root, validation=0.3)
     assert isinstance(first.train.images, np.memmap) and first.train.images.flags.c_contiguous
-    monkeypatch.setattr(decoding, "decode", None)
+    monkeypatch.setattr(decoding, "read", None)
     monkeypatch.setattr(decoding, "read_header", None)
     second = load(root, validation=0.3)
     for a, b in zip(first.parts().values(), second.parts().values(), strict=True):

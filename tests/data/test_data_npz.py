@@ -50,6 +50,21 @@ def test_shapes(tmp_path, shape, channels, size):
     assert np.array_equal(found.test.images.reshape(planes.shape), planes)
 
 
+def test_the_bits_that_count(tmp_path):
+    x, y = arrays(dtype=np.uint16)
+    x[0, 0] = [0, 1, 2, 8, 1023]
+    path = save(tmp_path, images=x, labels=y)
+    assert any("over 1023" in note and "data.bits=10" in note for note in load(path).notes)
+    found = load(path, bits=10)
+    assert not any("data.bits" in note for note in found.notes)
+    images = np.concatenate([found.train.images, found.test.images])
+    assert [0, 0, 0, 2, 255] in images[:, 0, 0].tolist()
+    with pytest.raises(
+        UserError, match=r"images cannot be read: it holds 1023, but data\.bits = 8"
+    ):
+        load(path, bits=8)
+
+
 def test_names_of_medmnist(tmp_path):
     x, y = arrays()
     content = {}

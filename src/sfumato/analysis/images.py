@@ -49,6 +49,7 @@ def images_of(
         root=root,
         size=settings.size if shape is None else shape[1:],
         channels=channels,
+        bits=settings.bits,
         validation=settings.validation,
         test_fraction=settings.test_fraction,
         split_seed=settings.split_seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ def show(
     data_root: Path | None = _ROOT,
     size: int | None = typer.Option(None, help="Side of the images; their own by default."),
     channels: int | None = typer.Option(None, help="1 (grey) or 3 (colour)."),
+    bits: int = typer.Option(16, help="Bits that count in 16-bit images, such as 12."),
     validation: float = typer.Option(0.0, help="Fraction of train to set aside for validation."),
     test_fraction: float = typer.Option(0.2, help="Fraction to set aside if there is no test set."),
     split_seed: int = typer.Option(0, help="Decides which images are set aside."),
@@ -77,6 +79,7 @@ def show(
         root=data_root,
         size=size,
         channels=channels,
+        bits=bits,
         validation=validation,
         test_fraction=test_fraction,
         split_seed=split_seed,
@@ -136,4 +139,5 @@ def get(
     folder = download.get(name, to=to, say=typer.echo)
     typer.echo(f"{name} is ready in {folder}.")
     if to is not None:
-        typer.echo(f"Use it with --data-root {to} or SFUMATO_DATA={to}.")
+        place = shlex.quote(str(to))
+        typer.echo(f"Use it with --data-root {place} or SFUMATO_DATA={place}.")

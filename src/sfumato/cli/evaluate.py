@@ -94,7 +94,8 @@ def _dataset(
             f"{run} does not say which data it was trained on (there is no {RECIPE} with it): give "
             "--data."
         )
-    recipe = recipes.find(str(run / RECIPE)) if stated else Recipe()
+    plain = Recipe().replace({"data.bits": description.bits})
+    recipe = recipes.find(str(run / RECIPE)) if stated else plain
     shape = description.channels, *description.size
     dataset = images_of(recipe, data=data, root=root, shape=shape, skip_unreadable=skip_unreadable)
     if (dataset.channels, *dataset.size) != shape:

@@ -22,7 +22,6 @@ EXTENSIONS = frozenset(
 _ORIENTATION_TAG = 0x0112
 _GREY_MODES = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"))
 _SIXTEEN_BIT_MODES = frozenset(("I", "I;16", "I;16L", "I;16B", "I;16N"))
-_SIXTEEN_TO_EIGHT = 257
 
 
 class UnreadableError(Exception):
@@ -37,37 +36,59 @@ class Header(NamedTuple):
     grey: bool
 
 
+class Read(NamedTuple):
+    """A decoded image, and what its file held.
+
+    Attributes:
+        pixels: ``(channels, height, width)`` bytes.
+        size: height and width in the file, with its rotation taken into account.
+        highest: the largest value of a 16-bit image; None for others.
+    """
+
+    pixels: Array
+    size: tuple[int, int]
+    highest: int | None
+
+
 def read_header(path: Path) -> Header:
     """Size and kind of an image, without decoding its pixels."""
     try:
         with Image.open(path) as image:
-            width, height = image.size
-            if _on_its_side(image):
-                width, height = height, width
-            return Header(height, width, _is_grey(image))
+            return Header(*_upright_size(image), _is_grey(image))
     except MemoryError:
         raise
     except Exception as error:
         raise UnreadableError(_reason(error)) from error
 
 
-def decode(path: Path, *, size: tuple[int, int], channels: int) -> Array:
-    """An image as ``(channels, height, width)`` bytes.
+def decode(path: Path, *, size: tuple[int, int], channels: int, bits: int = 16) -> Array:
+    """An image as ``(channels, height, width)`` bytes; see `read`."""
+    return read(path, size=size, channels=channels, bits=bits).pixels
 
-    The EXIF rotation is applied; transparency is laid on white; 16-bit grey is divided by 257 (a
-    constant: images are never stretched to their own range); of an animation the first frame is
-    taken. Another size is reached by scaling until the image covers ``size`` (bilinear, with
-    antialiasing) and cutting out the centre.
+
+def read(path: Path, *, size: tuple[int, int], channels: int, bits: int = 16) -> Read:
+    """An image as bytes, with what its file held.
+
+    The EXIF rotation is applied; transparency is laid on white; 16-bit grey is scaled so that the
+    largest value of ``bits`` bits is white (a constant: images are never stretched to their own
+    range); of an animation the first frame is taken. Another size is reached by scaling until the
+    image covers ``size`` (bilinear, with antialiasing) and cutting out the centre.
     """
     try:
         with Image.open(path) as image:
+            found = _upright_size(image)
             height, width = size
             if image.format == "JPEG":
                 side = 2 * max(height, width)
                 image.draft(None, (side, side))
             image.load()
-            plain = _to_bytes(ImageOps.exif_transpose(image), grey=channels == 1)
-            return to_planes(cover(plain, size))
+            upright, highest = ImageOps.exif_transpose(image), None
+            if upright.mode in _SIXTEEN_BIT_MODES:
+                values = np.asarray(upright)
+                highest = int(values.max(initial=0))
+                upright = Image.fromarray(eight_bits(values, bits))
+            plain = _to_bytes(upright, grey=channels == 1)
+            return Read(to_planes(cover(plain, size)), found, highest)
     except MemoryError:
         raise
     except Exception as error:
@@ -92,6 +113,38 @@ def to_planes(image: Image.Image) -> Array:
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
+def eight_bits(values: Array, bits: int) -> Array:
+    """Whole numbers of ``bits`` bits as bytes, the largest possible one becoming 255.
+
+    Raises:
+        ValueError: a number does not have so many bits.
+    """
+    white = (1 << bits) - 1
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    if low < 0 or high > 65535:
+        raise ValueError("more than 16 bits per pixel; save it with 8 or 16 bits")
+    if high > white:
+        raise ValueError(f"it holds {high}, but data.bits = {bits} ends at {white}")
+    return ((values.astype(np.uint32) * 255 + white // 2) // white).astype(np.uint8)
+
+
+def depth_note(highest: int, bits: int) -> str | None:
+    """A sentence for the user where all 16-bit images together leave the upper bits empty."""
+    needed = next((depth for depth in (8, 10, 12, 14) if highest < 1 << depth), 16)
+    if highest == 0 or needed >= bits:
+        return None
+    return (
+        f"No 16-bit image holds a value over {(1 << needed) - 1}, while {(1 << bits) - 1} is taken "
+        f"as white, so they are dark: if they have {needed} bits, give --set data.bits={needed} "
+        f"(--bits {needed} to `sfumato data show`)."
+    )
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    width, height = image.size
+    return (width, height) if _on_its_side(image) else (height, width)
+
+
 def _on_its_side(image: Image.Image) -> bool:
     """Whether height and width change places; a PNG is asked only if its header has the answer."""
     if image.format == "PNG" and "exif" not in image.info:
@@ -107,9 +160,7 @@ def _is_grey(image: Image.Image) -> bool:
 
 
 def _to_bytes(image: Image.Image, *, grey: bool) -> Image.Image:
-    if image.mode in _SIXTEEN_BIT_MODES:
-        image = _eight_bits(image)
-    elif image.mode == "F":
+    if image.mode == "F":
         raise ValueError("floating-point pixels; save it with 8 or 16 bits, or use an .npz file")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         layer = image.convert("RGBA")
@@ -117,15 +168,6 @@ def _to_bytes(image: Image.Image, *, grey: bool) -> Image.Image:
     if image.mode not in ("L", "RGB"):
         image = image.convert("L" if image.mode == "1" else "RGB")
     return image.convert("L" if grey else "RGB")
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image).astype(np.int64)
-    if values.size and (values.min() < 0 or values.max() > 65535):
-        raise ValueError("more than 16 bits per pixel; save it with 8 or 16 bits")
-    return Image.fromarray(
-        ((values + _SIXTEEN_TO_EIGHT // 2) // _SIXTEEN_TO_EIGHT).astype(np.uint8)
-    )
 
 
 def _reason(error: Exception) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import PIL
 
 from sfumato.data import locate
 from sfumato.data.cache import open_entry, store_entry
-from sfumato.data.decode import Header, UnreadableError, decode, read_header
+from sfumato.data.decode import Header, Read, UnreadableError, depth_note, read, read_header
 from sfumato.data.imageset import Array
 from sfumato.data.progress import progress
 from sfumato.errors import UserError
@@ -27,8 +27,9 @@ LARGEST_KEPT_SIDE = 256
 MIXED_SIZE = 64
 """Images of several sizes, or larger ones, become squares of this side unless a size is given."""
 
-_FORMAT = 1
+_FORMAT = 2
 _WINDOW = 256
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +47,28 @@ class Decoded:
     notes: tuple[str, ...]
 
 
+@dataclass
+class _Seen:
+    """What reading the files has shown so far.
+
+    Attributes:
+        sizes: heights and widths of the images in their files.
+        highest: the largest value of 16-bit images.
+        unreadable: why files could not be read, by their positions.
+    """
+
+    sizes: set[tuple[int, int]] = field(default_factory=set)
+    highest: int = 0
+    unreadable: dict[int, UnreadableError] = field(default_factory=dict)
+
+
 def decode_files(
     root: Path,
     files: Sequence[str],
     *,
     size: tuple[int, int] | None,
     channels: int | None,
+    bits: int,
     skip_unreadable: bool,
     cache: bool = True,
 ) -> Decoded:
@@ -62,40 +79,47 @@ def decode_files(
     that should not depend on private data, give them.
     """
     folder = locate.cache_folder()
-    key = _key(root, files, size, channels, skip_unreadable) if cache else ""
+    key = _key(root, files, size, channels, bits, skip_unreadable) if cache else ""
     entry = open_entry(folder, key) if cache else None
     if entry is not None:
         return _decoded(entry[0], len(files), entry[1])
 
-    kept = np.ones(len(files), dtype=bool)
-    description: dict[str, Any] = {"notes": []}
+    damaged: dict[int, UnreadableError] = {}
+    own_size = size is None
     if size is None or channels is None:
-        headers = _read_headers(root, files, kept, skip_unreadable)
-        size = size or _choose_size(headers, description["notes"])
+        headers = _read_headers(root, files, damaged)
+        if not headers:
+            _refuse(root, files, damaged, skip_unreadable)
+        size = size or _choose_size(headers)
         channels = channels or (1 if all(header.grey for header in headers) else 3)
     shape = (channels, *size)
+    work = partial(_try_read, size=size, channels=channels, bits=bits)
+    description: dict[str, Any] = {}
 
     def rows() -> Iterator[Array]:
-        yield from _decode_rows(root, files, kept, size, channels, skip_unreadable)
-        if not kept.any():
-            raise UserError(f"None of the {len(files)} images in {root} can be read.")
-        description["skipped"] = np.flatnonzero(~kept).tolist()
+        seen = _Seen(unreadable=dict(damaged))
+        yield from _decode_rows(root, files, work, seen)
+        if len(seen.unreadable) == len(files) or not skip_unreadable:
+            _refuse(root, files, seen.unreadable, skip_unreadable)
+        notes = (_size_note(seen.sizes, size, own=own_size), depth_note(seen.highest, bits))
+        description["notes"] = [note for note in notes if note]
+        description["skipped"] = sorted(seen.unreadable)
 
-    start = kept.copy()
+    trouble = []
     if cache:
         try:
             images = store_entry(folder, key, rows(), shape, description)
             return _decoded(images, len(files), description)
         except OSError as error:
-            kept[:] = start
-            description["notes"].append(
+            trouble.append(
                 f"The decoded images could not be kept in the cache {folder} "
                 f"({error.strerror or error}); they are decoded again at every start."
             )
-    stacked = np.empty((int(kept.sum()), *shape), dtype=np.uint8)
+    stacked = np.empty((len(files) - len(damaged), *shape), dtype=np.uint8)
     count = 0
     for count, row in enumerate(rows(), start=1):
         stacked[count - 1] = row
+    description["notes"] += trouble
     return _decoded(stacked[:count], len(files), description)
 
 
@@ -110,10 +134,11 @@ def _key(
     files: Sequence[str],
     size: tuple[int, int] | None,
     channels: int | None,
+    bits: int,
     skip_unreadable: bool,
 ) -> str:
     digest = hashlib.sha256()
-    options = (_FORMAT, PIL.__version__, str(root.resolve()), size, channels, skip_unreadable)
+    options = (_FORMAT, PIL.__version__, str(root.resolve()), size, channels, bits, skip_unreadable)
     digest.update(repr(options).encode("utf-8", "surrogateescape"))
     for file in files:
         try:
@@ -126,37 +151,27 @@ def _key(
 
 
 def _read_headers(
-    root: Path, files: Sequence[str], kept: Array, skip_unreadable: bool
+    root: Path, files: Sequence[str], unreadable: dict[int, UnreadableError]
 ) -> list[Header]:
     headers = []
     for position, result in _parallel(_try_header, root, files, "reading image sizes"):
         if isinstance(result, Header):
             headers.append(result)
         else:
-            _refuse_or_skip(root / files[position], result, skip_unreadable)
-            kept[position] = False
-    if not headers:
-        raise UserError(f"None of the {len(files)} images in {root} can be read.")
+            unreadable[position] = result
     return headers
 
 
-def _decode_rows(
-    root: Path,
-    files: Sequence[str],
-    kept: Array,
-    size: tuple[int, int],
-    channels: int,
-    skip_unreadable: bool,
-) -> Iterator[Array]:
-    positions = np.flatnonzero(kept).tolist()
-    work = partial(_try_decode, size=size, channels=channels)
+def _decode_rows(root: Path, files: Sequence[str], work: Any, seen: _Seen) -> Iterator[Array]:
+    positions = [position for position in range(len(files)) if position not in seen.unreadable]
     chosen = [files[position] for position in positions]
     for index, result in _parallel(work, root, chosen, "decoding images"):
-        if isinstance(result, np.ndarray):
-            yield result
+        if isinstance(result, Read):
+            seen.sizes.add(result.size)
+            seen.highest = max(seen.highest, result.highest or 0)
+            yield result.pixels
         else:
-            _refuse_or_skip(root / chosen[index], result, skip_unreadable)
-            kept[positions[index]] = False
+            seen.unreadable[positions[index]] = result
 
 
 def _try_header(path: Path) -> Header | UnreadableError:
@@ -166,9 +181,11 @@ def _try_header(path: Path) -> Header | UnreadableError:
         return error
 
 
-def _try_decode(path: Path, *, size: tuple[int, int], channels: int) -> Array | UnreadableError:
+def _try_read(
+    path: Path, *, size: tuple[int, int], channels: int, bits: int
+) -> Read | UnreadableError:
     try:
-        return decode(path, size=size, channels=channels)
+        return read(path, size=size, channels=channels, bits=bits)
     except UnreadableError as error:
         return error
 
@@ -183,27 +200,48 @@ def _parallel(work: Any, root: Path, files: Sequence[str], label: str) -> Iterat
             advance(len(window))
 
 
-def _refuse_or_skip(path: Path, error: Any, skip_unreadable: bool) -> None:
-    if not skip_unreadable:
+def _refuse(
+    root: Path,
+    files: Sequence[str],
+    unreadable: dict[int, UnreadableError],
+    skip_unreadable: bool,
+) -> None:
+    """Name the files that cannot be read, if any; if they may be skipped, none is left."""
+    if skip_unreadable:
+        raise UserError(f"None of the {len(files)} images in {root} can be read.")
+    named = sorted(f"{root / files[at]} ({error})" for at, error in unreadable.items())
+    advice = "or give --skip-unreadable to go on without such images."
+    if len(named) == 1:
+        (at,) = unreadable
         raise UserError(
-            f"The image {path} cannot be read ({error}): repair or remove it, or give "
-            "--skip-unreadable to go on without such images."
+            f"The image {root / files[at]} cannot be read ({unreadable[at]}): repair or remove it, "
+            f"{advice}"
+        )
+    if named:
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        raise UserError(
+            f"{len(named)} of {len(files)} images cannot be read: "
+            f"{', '.join(named[:_MOST_NAMED])}{more}. Repair or remove them, {advice}"
         )
 
 
-def _choose_size(headers: list[Header], notes: list[str]) -> tuple[int, int]:
+def _choose_size(headers: list[Header]) -> tuple[int, int]:
     sizes = {(header.height, header.width) for header in headers}
+    common = next(iter(sizes))
+    if len(sizes) == 1 and max(common) <= LARGEST_KEPT_SIDE:
+        return common
+    return MIXED_SIZE, MIXED_SIZE
+
+
+def _size_note(sizes: set[tuple[int, int]], size: tuple[int, int], *, own: bool) -> str:
+    """What size the images had and have; ``own`` if nobody has given it."""
+    height, width = next(iter(sizes))
+    if sizes == {size}:
+        return f"All images are {height}×{width} and keep that size."
     if len(sizes) == 1:
-        height, width = next(iter(sizes))
-        if max(height, width) <= LARGEST_KEPT_SIDE:
-            notes.append(f"All images are {height}×{width} and keep that size.")
-            return height, width
         found = f"All images are {height}×{width}"
     else:
-        shorter = [min(size) for size in sizes]
-        longer = [max(size) for size in sizes]
-        found = (
-            f"The images have {len(sizes)} sizes, with sides from {min(shorter)} to {max(longer)}"
-        )
-    notes.append(f"{found}; they are scaled to {MIXED_SIZE}×{MIXED_SIZE}. Give --size for another.")
-    return MIXED_SIZE, MIXED_SIZE
+        low, high = min(map(min, sizes)), max(map(max, sizes))
+        found = f"The images have {len(sizes)} sizes, with sides from {low} to {high}"
+    other = " Give --size (or --set data.size=) for another." if own else ""
+    return f"{found}; they are scaled to {size[0]}×{size[1]}.{other}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -62,6 +62,12 @@ def list_folder(root: Path) -> Listing:
         raise UserError(
             f"{root} is not a folder: give a folder with one folder of images per class."
         )
+    listing = _listed(root)
+    ignored = _ignored(listing)
+    return replace(listing, notes=(*listing.notes, ignored)) if ignored else listing
+
+
+def _listed(root: Path) -> Listing:
     folders = _subfolders(root)
     splits = {name: _SPLITS[name.lower()] for name in folders if name.lower() in _SPLITS}
     if not splits or (len(splits) == 1 and len(folders) > 1):
@@ -110,6 +116,7 @@ def read_listing(
     name: str,
     size: tuple[int, int] | None,
     channels: int | None,
+    bits: int,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     validation: float,
@@ -130,6 +137,7 @@ def read_listing(
         [item.path for item in items],
         size=size,
         channels=channels,
+        bits=bits,
         skip_unreadable=skip_unreadable,
         cache=cache,
     )
@@ -215,7 +223,7 @@ def _classes(root: Path, folder: Path) -> tuple[str, ...]:
     loose = sum(_is_image(entry) for entry in _entries(folder))
     if loose:
         raise UserError(f"{folder} holds {loose} images but no class folders: {advice}")
-    ignored = _unknown_extensions(root)
+    ignored = _kinds(_walk(root, set()))
     seen = f" (ignored: {ignored})" if ignored else ""
     raise UserError(f"{folder} holds no images{seen}: {advice}")
 
@@ -273,9 +281,30 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
     return entry.is_file() and Path(entry.name).suffix.lower() in EXTENSIONS
 
 
-def _unknown_extensions(root: Path) -> str:
-    suffixes = Counter(path.suffix.lower() or "no extension" for path in _walk(root, set()))
-    return ", ".join(f"{count} × {suffix}" for suffix, count in suffixes.most_common(5))
+def _ignored(listing: Listing) -> str:
+    """A sentence about the files that are not among the images, or the empty string."""
+    taken = {
+        item.path for part in (listing.train, listing.validation, listing.test) for item in part
+    }
+    left = [
+        path
+        for path in _walk(listing.root, set())
+        if path.relative_to(listing.root).as_posix() not in taken
+    ]
+    images = [path for path in left if path.suffix.lower() in EXTENSIONS]
+    others = [path for path in left if path.suffix.lower() not in EXTENSIONS]
+    words = [
+        *([f"{_kinds(others)} (not images)"] if others else []),
+        *([f"{_kinds(images)} outside the class folders"] if images else []),
+    ]
+    return f"Ignored: {', '.join(words)}." if words else ""
+
+
+def _kinds(paths: Iterable[Path]) -> str:
+    suffixes = Counter(path.suffix.lower() or "no extension" for path in paths)
+    rest = sum(count for _, count in suffixes.most_common()[5:])
+    shown = ", ".join(f"{count} × {suffix}" for suffix, count in suffixes.most_common(5))
+    return shown + (f" and {rest} more" if rest else "")
 
 
 def _some(names: list[str]) -> str:

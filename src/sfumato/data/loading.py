@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from sfumato.data.imagenet import list_imagenette, list_tiny_imagenet
 from sfumato.data.imageset import Dataset, ImageSet
 from sfumato.data.npz import read_npz
 from sfumato.data.split import check_fraction, stratified
-from sfumato.errors import UserError, nearest
+from sfumato.errors import UserError, names_in, nearest, nearest_path
 
 _DIGITS_SEED = 0
 _DIGITS_TEST_FRACTION = 0.2
@@ -30,6 +31,7 @@ def load(
     root: str | os.PathLike[str] | None = None,
     size: int | tuple[int, int] | None = None,
     channels: int | None = None,
+    bits: int = 16,
     validation: float = 0.0,
     test_fraction: float = 0.2,
     split_seed: int = 0,
@@ -46,6 +48,8 @@ def load(
         size: side of the images, or (height, width). By default their own; images of several sizes
             or over 256 become 64×64 (Imagenette: 160×160).
         channels: 1 (grey) or 3 (colour). By default their own.
+        bits: how many bits of 16-bit images count: the largest value that these can hold is white.
+            Give 12 for scans from 0 to 4095.
         validation: the fraction of the training set to set aside for validation, where the data has
             no validation set of its own.
         test_fraction: the fraction to set aside for testing, where the data has no test set of
@@ -60,18 +64,21 @@ def load(
     shape = _checked_size(size)
     if channels not in (None, 1, 3):
         raise UserError(f"channels = {channels} is impossible: give 1 (grey) or 3 (colour).")
+    if not 8 <= bits <= 16:
+        raise UserError(f"bits = {bits} is impossible: give a number from 8 to 16.")
     check_fraction("validation", validation, zero=True)
     check_fraction("test_fraction", test_fraction)
     entry = _named(name_or_path)
     place = _placed(entry, name_or_path, root)
     if entry is None and place.is_file():
-        dataset = read_npz(place, test_fraction=test_fraction, split_seed=split_seed)
+        dataset = read_npz(place, bits=bits, test_fraction=test_fraction, split_seed=split_seed)
     elif entry is None or entry.name in ("imagenette", "tiny-imagenet"):
         return read_listing(
             _listing(entry, place),
             name=entry.name if entry else place.resolve().name,
             size=shape or (entry.size if entry else None),
             channels=channels or (entry.channels if entry else None),
+            bits=bits,
             mean=entry.mean if entry else (HALF,),
             std=entry.std if entry else (HALF,),
             validation=validation,
@@ -120,12 +127,14 @@ def _placed(
         return path
     text = os.fspath(name_or_path)
     if isinstance(name_or_path, str) and not (os.sep in text or text.startswith(("~", "."))):
+        hint = nearest(text, [*CATALOGUE, *names_in(".")])
         raise UserError(
-            f"There is no data set and no file or folder called '{text}'."
-            f"{nearest(text, CATALOGUE)} Known are: {', '.join(CATALOGUE)}; or give a folder of "
-            "images or an .npz file."
+            f"There is no data set and no file or folder called '{text}'.{hint} Known are: "
+            f"{', '.join(CATALOGUE)}; or give a folder of images or an .npz file."
         )
-    raise UserError(f"{path} does not exist: give a folder of images or an .npz file.")
+    raise UserError(
+        f"{path} does not exist: give a folder of images or an .npz file.{nearest_path(str(path))}"
+    )
 
 
 def _listing(entry: Entry | None, place: Path) -> Listing:
@@ -137,7 +146,7 @@ def _listing(entry: Entry | None, place: Path) -> Listing:
         if place.resolve().name in folders and files:
             raise UserError(
                 f"{place} holds the files of '{known.name}': give the name {known.name} with "
-                f"--data-root {place.parent} instead of the folder."
+                f"--data-root {shlex.quote(str(place.parent))} instead of the folder."
             )
     return list_folder(place)
 

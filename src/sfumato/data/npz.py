@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.data.catalogue import HALF
+from sfumato.data.decode import depth_note, eight_bits
 from sfumato.data.imageset import Array, Dataset, ImageSet
 from sfumato.data.split import stratified
 from sfumato.errors import UserError
@@ -31,11 +32,13 @@ _NAMES = {
 }
 _WHOLE = (("images", "labels"), ("x", "y"), ("X", "y"))
 _CHANNEL_COUNTS = (1, 2, 3, 4)
-_SIXTEEN_TO_EIGHT = 257
 
 
-def read_npz(path: Path, *, test_fraction: float, split_seed: int) -> Dataset:
-    """Read an `.npz` file; without a test part, a seeded, stratified one is set aside."""
+def read_npz(path: Path, *, bits: int, test_fraction: float, split_seed: int) -> Dataset:
+    """Read an `.npz` file; without a test part, a seeded, stratified one is set aside.
+
+    Of 16-bit arrays the lower ``bits`` bits count.
+    """
     arrays = _load(path)
     notes: tuple[str, ...] = ()
     pairs = {part: _pair(path, arrays, names) for part, names in _NAMES.items()}
@@ -47,7 +50,9 @@ def read_npz(path: Path, *, test_fraction: float, split_seed: int) -> Dataset:
             "(and best x_test and y_test), or images and labels."
         )
     names = _class_names(path, arrays.get("classes"))
-    images = {part: _images(path, pair[0], arrays[pair[0]]) for part, pair in pairs.items() if pair}
+    images = {
+        part: _images(path, pair[0], arrays[pair[0]], bits) for part, pair in pairs.items() if pair
+    }
     raw = {part: _labels(path, pair[1], arrays[pair[1]]) for part, pair in pairs.items() if pair}
     for part, pair in pairs.items():
         if pair and len(images[part]) != len(raw[part]):
@@ -71,6 +76,10 @@ def read_npz(path: Path, *, test_fraction: float, split_seed: int) -> Dataset:
             )
         parts["train"], parts["test"] = whole.take(rest), whole.take(held)
         notes = (f"There is no test part: {len(held)} of {len(whole)} images are set aside.",)
+    deep = [
+        arrays[pair[0]] for pair in pairs.values() if pair and arrays[pair[0]].dtype == np.uint16
+    ]
+    dark = depth_note(max((int(a.max()) for a in deep), default=0), bits)
     channels = parts["train"].images.shape[1]
     return Dataset(
         name=path.stem,
@@ -80,7 +89,7 @@ def read_npz(path: Path, *, test_fraction: float, split_seed: int) -> Dataset:
         validation=parts.get("validation"),
         mean=(HALF,) * channels,
         std=(HALF,) * channels,
-        notes=notes,
+        notes=(*notes, dark) if dark else notes,
         source=str(path),
     )
 
@@ -124,7 +133,7 @@ def _pair(
     return None
 
 
-def _images(path: Path, name: str, array: Array) -> Array:
+def _images(path: Path, name: str, array: Array, bits: int) -> Array:
     where = f"{path}: {name}"
     planes = _channels_first(where, array)
     kind = planes.dtype
@@ -133,8 +142,10 @@ def _images(path: Path, name: str, array: Array) -> Array:
     if kind == np.bool_:
         return np.ascontiguousarray(planes).astype(np.uint8) * np.uint8(255)
     if kind == np.uint16:
-        scaled = (planes.astype(np.uint32) + _SIXTEEN_TO_EIGHT // 2) // _SIXTEEN_TO_EIGHT
-        return np.ascontiguousarray(scaled.astype(np.uint8))
+        try:
+            return np.ascontiguousarray(eight_bits(planes, bits))
+        except ValueError as error:
+            raise UserError(f"{where} cannot be read: {error}.") from None
     if kind.kind not in "iuf":
         raise UserError(f"{where} is of type {kind}: give uint8, or floats between 0 and 1.")
     low, high = _range(planes)

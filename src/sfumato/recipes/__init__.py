@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from sfumato.errors import UserError, nearest
+from sfumato.errors import UserError, names_in, nearest, nearest_path
 from sfumato.recipe import Recipe, loads
 
 ALIASES = {
@@ -40,9 +42,28 @@ def find(name: str) -> Recipe:
             return loads(path.read_text(encoding="utf-8"), where=str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"Cannot read the recipe {path}: {error}.") from None
+    if _is_path(name, known):
+        raise UserError(f"There is no folder or file '{name}'.{nearest_path(name)}")
+    hint = nearest(name, [*known, *names_in(".")])
+    if hint != nearest(name, known):
+        raise UserError(f"There is no recipe, folder or file '{name}'.{hint}")
     raise UserError(
-        f"There is no recipe '{name}', neither packaged nor as a file.{nearest(name, known)} "
+        f"There is no recipe '{name}', neither packaged nor as a file.{hint} "
         "`sfumato recipes list` shows the packaged ones."
+    )
+
+
+def _is_path(name: str, known: Iterable[str]) -> bool:
+    """Whether a name can only be meant as a path, not as a packaged recipe."""
+    first, *rest = Path(name).parts or ("",)
+    folders = {recipe.split("/")[0] for recipe in known if "/" in recipe}
+    if rest and first in folders and not Path(first).is_dir():
+        return False
+    return (
+        "/" in name
+        or os.sep in name
+        or name.startswith((".", "~"))
+        or Path(name).suffix in (".toml", ".npz")
     )
 
 

@@ -7,6 +7,7 @@ ever unpickled.
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Description:
         std: Divides them, per channel.
         guarantee: Epsilon, delta and what they rest on, or `{"private": false}`.
         test_views: What predictions are averaged over (`sfumato.data.test_time`).
+        bits: Bits that count in 16-bit images.
     """
 
     model: str
@@ -49,6 +51,7 @@ class Description:
     std: tuple[float, ...]
     guarantee: dict[str, Any] = field(default_factory=dict)
     test_views: str = "none"
+    bits: int = 16
 
 
 class Classifier(nn.Module):
@@ -117,7 +120,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
         if not (path / WEIGHTS).is_file():
             raise UserError(
                 f"{path} holds no {WEIGHTS}: it is not a run folder, or its training has not "
-                f"finished (`sfumato train --resume {path}` goes on with it)."
+                f"finished (`sfumato train --resume {shlex.quote(str(path))}` goes on with it)."
             )
         path = path / WEIGHTS
     if not path.is_file():

@@ -21,6 +21,7 @@ def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
         root=root,
         size=data.size,
         channels=data.channels,
+        bits=data.bits,
         validation=data.validation,
         test_fraction=data.test_fraction,
         split_seed=data.split_seed,

@@ -214,16 +214,29 @@ def clipping_rule(p: Privacy, batch: float, sigma: float) -> ClippingRule:
 def check_methods(
     recipe: Recipe, plan: Plan, dataset: Dataset, model: nn.Module
 ) -> tuple[str, ...]:
-    """Refuse what does not go with this model or this data; remark on what does nothing."""
+    """Refuse what does not go with this model or this data; say what is about to happen."""
     schedules.check(recipe, dataset)
     named = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
     plan.clipping.bind(list(named), list(named.values()))
     if recipe.training.views > 1 and recipe.augment == Augment(padding=recipe.augment.padding):
         return (
+            describe(recipe, plan, dataset),
             f"All {recipe.training.views} views of an image are the same, as nothing in [augment] "
             "is on: training.views = 1 would give the same in less time.",
         )
-    return ()
+    return (describe(recipe, plan, dataset),)
+
+
+def describe(recipe: Recipe, plan: Plan, dataset: Dataset) -> str:
+    """One line about a run: images, network, steps and noise."""
+    shape = "×".join(str(side) for side in (dataset.channels, *dataset.size))
+    sigmas = plan.schedule.multipliers if plan.schedule else (plan.noise.multiplier,)
+    sigma = " to ".join(f"{value:.4g}" for value in dict.fromkeys((sigmas[0], sigmas[-1])))
+    noise = f"sigma {sigma}" if recipe.privacy.enabled else "without privacy"
+    return (
+        f"Training {recipe.model.name} on {len(dataset.train):,} images of {len(dataset.classes)} "
+        f"classes ({shape}): {plan.steps:,} steps of about {plan.sampler.batch:,} images, {noise}."
+    )
 
 
 def views(recipe: Recipe) -> Views:
