@@ -64,10 +64,16 @@ class Recipe:
         del content["name"], content["about"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
-    def replace(self, changes: Mapping[str, Any]) -> Recipe:
+    def replace(
+        self, changes: Mapping[str, Any], *, options: Mapping[str, str] | None = None
+    ) -> Recipe:
         """The recipe with some settings changed, given by dotted names such as `optimizer.lr`.
 
         A new number of steps takes the place of one of epochs, and the other way round.
+
+        Args:
+            changes: New values; None for the default.
+            options: What the user wrote for a setting, such as `--epsilon`, for messages.
         """
         content = self.to_dict()
         instead = [other for key, other in _INSTEAD.items() if key in changes]
@@ -84,7 +90,7 @@ class Recipe:
                 table.pop(last, None)
             else:
                 table[last] = value
-        return from_dict(content)
+        return from_dict(content, options=options)
 
 
 _INSTEAD = {"training.steps": "training.epochs", "training.epochs": "training.steps"}
@@ -125,7 +131,12 @@ def setting_names() -> list[str]:
     return [f"{s}.{f.name}" for s in _SECTIONS for f in dataclasses.fields(_CLASSES[s])]
 
 
-def from_dict(content: Mapping[str, Any], *, where: str = "the recipe") -> Recipe:
+def from_dict(
+    content: Mapping[str, Any],
+    *,
+    where: str = "the recipe",
+    options: Mapping[str, str] | None = None,
+) -> Recipe:
     """A recipe from nested plain values; every key and value is checked."""
     parts: dict[str, Any] = {}
     for key, value in content.items():
@@ -136,7 +147,7 @@ def from_dict(content: Mapping[str, Any], *, where: str = "the recipe") -> Recip
         elif key in _CLASSES:
             if not isinstance(value, Mapping):
                 raise UserError(f"'{key}' in {where} must be a section ([{key}]), not {value!r}.")
-            parts[key] = _section(key, value, where)
+            parts[key] = _section(key, value, where, options or {})
         else:
             inside = [n for n in setting_names() if n.endswith(f".{key}")]
             hint = f" Did you mean '{inside[0]}'?" if inside else nearest(key, _CLASSES)
@@ -146,7 +157,9 @@ def from_dict(content: Mapping[str, Any], *, where: str = "the recipe") -> Recip
     return recipe
 
 
-def _section(section: str, content: Mapping[str, Any], where: str) -> Any:
+def _section(
+    section: str, content: Mapping[str, Any], where: str, options: Mapping[str, str]
+) -> Any:
     cls = _CLASSES[section]
     fields = {f.name: f for f in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
@@ -160,11 +173,13 @@ def _section(section: str, content: Mapping[str, Any], where: str) -> Any:
                 f"Unknown setting '{section}.{key}' in {where}.{hint} "
                 f"[{section}] takes: {', '.join(fields)}."
             )
-        values[key] = _checked(f"{section}.{key}", value, hints[key], fields[key].metadata, where)
+        name = f"{section}.{key}"
+        what = f"{options[name]} ('{name}')" if name in options else f"'{name}' in {where}"
+        values[key] = _checked(what, value, hints[key], fields[key].metadata)
     return cls(**values)
 
 
-def _checked(name: str, value: Any, hint: Any, meta: Mapping[str, Any], where: str) -> Any:
+def _checked(what: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
     """The value in its declared type, within its declared range, or a `UserError`."""
     optional = isinstance(hint, types.UnionType)
     kind = next(t for t in typing.get_args(hint) if t is not types.NoneType) if optional else hint
@@ -180,13 +195,10 @@ def _checked(name: str, value: Any, hint: Any, meta: Mapping[str, Any], where: s
     if not fits or (of is not None and not all(type(v) is of for v in value)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         words[list] = "a list of numbers" if of is float else "a list of texts"
-        raise UserError(
-            f"'{name}' in {where} must be {words.get(kind, kind.__name__)}, not {value!r}."
-        )
+        raise UserError(f"{what} must be {words.get(kind, kind.__name__)}, not {value!r}.")
     if (choices := meta.get("choices")) and value not in choices:
         raise UserError(
-            f"'{name}' in {where} must be one of {', '.join(choices)}, not '{value}'."
-            f"{nearest(value, choices)}"
+            f"{what} must be one of {', '.join(choices)}, not '{value}'.{nearest(value, choices)}"
         )
     bounds: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
         "above": ("greater than", lambda v, b: v > b),
@@ -197,7 +209,7 @@ def _checked(name: str, value: Any, hint: Any, meta: Mapping[str, Any], where: s
     stated = {k: meta[k] for k in bounds if k in meta}
     if any(not bounds[k][1](value, limit) for k, limit in stated.items()):
         allowed = " and ".join(f"{bounds[k][0]} {limit:g}" for k, limit in stated.items())
-        raise UserError(f"'{name}' in {where} must be {allowed}, not {value!r}. ({meta['help']})")
+        raise UserError(f"{what} must be {allowed}, not {value!r}. ({meta['help']})")
     return value
 
 

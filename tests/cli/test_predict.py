@@ -137,6 +137,11 @@ def test_unreadable_images(run: Run, tmp_path: Path, scans: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:50])
     refused(run(folder, scans, "--out", out), "4.png cannot be read", "--skip-unreadable")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "scans"]
+    for format in ("csv", "json"):
+        result = run(folder, scans, "--format", format)
+        refused(result, "4.png cannot be read")
+        assert not result.out
+    assert run(folder, broken, "--skip-unreadable").out == "file,class,probability\n"
     result = run(folder, scans, "--skip-unreadable")
     assert result.code == 0 and len(rows_of(result)) == 9
     assert f"Skipped: {broken}" in result.err and "1 of 10 images" in result.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import typer
@@ -41,7 +42,7 @@ def card(
     if not found.finished:
         raise UserError(
             f"{run} has not finished, so there is no model to describe: "
-            f"`sfumato train --resume {run}` goes on with it."
+            f"`sfumato train --resume {shlex.quote(str(run))}` goes on with it."
         )
     (measured,) = measure([found], data=data, root=data_root, device=pick_device(device))
     for remark in (*found.problems, *([measured.missing] if measured.missing else [])):

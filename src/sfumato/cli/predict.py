@@ -6,6 +6,7 @@ import contextlib
 import csv
 import enum
 import io
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato.analysis import Prediction
+    from sfumato.training.classifier import Description
 
 
 class Format(enum.StrEnum):
@@ -60,6 +62,7 @@ def predict(
     if out is not None and out.exists():
         raise UserError(f"{out} exists already: give another --out, nothing is overwritten.")
     classifier = load(run, device=pick_device(device))
+    _check_bits(run, classifier.description)
     files = find_images(images)
     skipped: list[Path] = []
 
@@ -78,6 +81,22 @@ def predict(
         typer.echo(f"Written: {out} ({len(files) - len(skipped)} images)", err=True)
 
 
+def _check_bits(run: Path, description: Description) -> None:
+    """Refuse to read 16-bit images in another way than the run did."""
+    from sfumato import recipes
+    from sfumato.training.files import RECIPE
+
+    folder = run if run.is_dir() else run.parent
+    if not (folder / RECIPE).is_file():
+        return
+    bits = recipes.find(str(folder / RECIPE)).data.bits
+    if bits != description.bits:
+        raise UserError(
+            f"{folder} was trained with data.bits = {bits}, but its weights say "
+            f"{description.bits}: 16-bit images would be read in another way than in training."
+        )
+
+
 def _watched(predictions: Iterator[Prediction], total: int, *, shown: bool) -> Iterator[Prediction]:
     """The predictions, with progress on stderr unless they appear in the same terminal."""
     from sfumato.data.progress import progress
@@ -92,7 +111,7 @@ def _watched(predictions: Iterator[Prediction], total: int, *, shown: bool) -> I
 
 
 def _write(predictions: Iterable[Prediction], stream: TextIO, format: Format, top: int) -> None:
-    """One line per prediction as it comes."""
+    """One line per prediction as it comes, and nothing before the first has come."""
     if format is Format.json:
         separator = "["
         for prediction in predictions:
@@ -101,11 +120,13 @@ def _write(predictions: Iterable[Prediction], stream: TextIO, format: Format, to
         stream.write("[]\n" if separator == "[" else "\n]\n")
         return
     writer = csv.writer(stream, lineterminator="\n")
+    coming = iter(predictions)
+    first = list(itertools.islice(coming, 1))
     header = ["file", "class", "probability"]
     for k in range(2, top + 1):
         header += [f"class_{k}", f"probability_{k}"]
     writer.writerow(header)
-    for prediction in predictions:
+    for prediction in itertools.chain(first, coming):
         row = [str(prediction.file)]
         for name, probability in prediction.ranked:
             row += [name, f"{probability:.6g}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import typer
@@ -66,4 +67,4 @@ def copy(
         raise UserError(f"{to} already exists; choose another name.") from None
     except OSError as error:
         raise UserError(f"Cannot write {to}: {error.strerror}.") from None
-    typer.echo(f"Wrote {to}. Train with it: sfumato train {to}")
+    typer.echo(f"Wrote {to}. Train with it: sfumato train {shlex.quote(str(to))}")

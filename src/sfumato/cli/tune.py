@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,10 +102,12 @@ def tune(
             highlight=False,
             soft_wrap=True,
         )
-    options = " ".join(f"--set {key}={value}" for key, value in ranked[0].settings.items())
-    words = tuning.sentence(found, chosen, cheaper=cheaper)
+    options = " ".join(
+        f"--set {shlex.quote(f'{key}={value}')}" for key, value in ranked[0].settings.items()
+    )
+    words = shlex.quote(tuning.sentence(found, chosen, cheaper=cheaper))
     console.print(
-        f"\nBest: {options}\nFor the statement: --set privacy.tuned='{words}'\nPicture: {path}",
+        f"\nBest: {options}\nFor the statement: --set privacy.tuned={words}\nPicture: {path}",
         highlight=False,
         soft_wrap=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -114,7 +115,7 @@ def _fetch(wanted: Entry, home: Path, missing: tuple[Download, ...]) -> None:
     raise UserError(
         f"{target.name} could not be downloaded ({'; '.join(reasons)}). On a machine with access "
         f"fetch these files and put each in its place here: {files}. Then run "
-        f"`sfumato data get {wanted.name} --to {home}` again."
+        f"`sfumato data get {wanted.name} --to {shlex.quote(str(home))}` again."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def require(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path:
         if os.path.isfile(place / download.path)
     ]
     hint = f" The archive {unpacked[0]} is there but not unpacked." if unpacked else ""
-    to = f" --to {unpacked[0].parent}" if unpacked else ""
+    to = f" --to {shlex.quote(str(unpacked[0].parent))}" if unpacked else ""
     raise UserError(
         f"The data set '{entry.name}' was not found: {entry.expected} is in none of {searched}."
         f"{hint} Run `sfumato data get {entry.name}{to}`, or name the folder that holds it with "
