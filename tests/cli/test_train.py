@@ -88,6 +88,85 @@ def test_a_folder_of_images(run: Run, tmp_path: Path) -> None:
     assert "test accuracy" in out
 
 
+def test_train_says_what_it_is_about_to_do(sfumato: Run, tmp_path: Path) -> None:
+    scans = folder_of_images(tmp_path / "scans", {"sick": 10, "well": 10}, size=20)
+    Image.new("RGB", (90, 70)).save(scans / "well" / "wide.png")
+    (scans / "well" / "raw.dcm").touch()
+    quick = ("--model", "tanh-cnn", "--set", "training.steps=1", "--set", "training.batch=4")
+    shown = sfumato("data", "show", scans).out
+    code, out, err = sfumato("train", scans, *quick, "--device", "cpu", "--out", "r")
+    assert code == 0, err
+    notes = [line.removeprefix("Note: ") for line in shown.splitlines() if "Note: " in line]
+    assert out.splitlines()[: len(notes)] == notes
+    assert any("with sides from 20 to 90; they are scaled to 64×64" in note for note in notes)
+    assert any("Ignored: 1 × .dcm" in note for note in notes)
+    said = out.splitlines()[len(notes)]
+    for word in ("tanh-cnn", "17 images of 2 classes", "3×64×64", "1 steps", "4 images", "sigma "):
+        assert word in said, said
+    code, out, err = sfumato("train", scans, *quick, "--size", 16, "--no-privacy", "--out", "s")
+    assert code == 0, err
+    assert "scaled to 16×16" in out and "(3×16×16)" in out and "without privacy" in out
+
+
+def test_the_bits_of_scans(sfumato: Run, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("sick", "well"):
+        (tmp_path / "scans" / name).mkdir(parents=True)
+        for k in range(10):
+            values = rng.integers(0, 4096, (8, 8)).astype(np.uint16)
+            Image.fromarray(values).save(tmp_path / "scans" / name / f"{k}.png")
+    quick = ("--model", "tanh-cnn", "--set", "training.steps=1", "--seed", 0, "--device", "cpu")
+    assert "data.bits=12" in sfumato("train", "scans", *quick, "--out", "dark").out
+    code, out, err = sfumato("train", "scans", *quick, "--set", "data.bits=12", "--out", "r")
+    assert code == 0, err
+    assert "data.bits" not in out
+    assert sfumato("evaluate", "r", "--device", "cpu").code == 0
+    recipe = Path("r", files.RECIPE)
+    recipe.write_text(recipe.read_text().replace("bits = 12", "bits = 13"))
+    refused(sfumato("predict", "r", "scans", "--device", "cpu"), "data.bits = 13")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("./scan", "There is no folder or file './scan'. Did you mean './scans'?"),
+        ("scan", "There is no recipe, folder or file 'scan'. Did you mean 'scans'?"),
+        ("scan/train", "There is no folder or file 'scan/train'. Did you mean 'scans'?"),
+        ("scan/", "There is no folder or file 'scan/'. Did you mean 'scans'?"),
+        ("mine.toml", "There is no folder or file 'mine.toml'. Did you mean 'mien.toml'?"),
+        ("scens.npz", "called 'scens.npz'. Did you mean 'scans'?"),
+        ("./zzzz", "There is no folder or file './zzzz'."),
+        ("003/1-baselin", "There is no recipe '003/1-baselin'"),
+    ],
+)
+def test_a_misspelt_path(run: Run, tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "mien.toml").touch()
+    refused(run(name, "--epsilon", "8"), words)
+    refused(run("--data", "./scan"), "Did you mean 'scans'?")
+
+
+@pytest.mark.parametrize("budget", [("--epsilon", "3"), ("--delta", "1e-6")])
+def test_a_budget_without_privacy_is_refused(run: Run, budget: tuple[str, str]) -> None:
+    refused(run(*QUICK, "--no-privacy", *budget, "--out", "r"), "--no-privacy", budget[0])
+    assert not Path("r").exists()
+
+
+def test_suggested_commands_can_be_pasted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sfumato.training.loop import Loop
+
+    def stop(self: Loop) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self)
+
+    whole = Loop.take_step
+    monkeypatch.setattr(Loop, "take_step", stop)
+    code, out, _ = run(*QUICK, "--out", "new scans")
+    assert code == 128 + signal.SIGTERM
+    assert "sfumato train --resume 'new scans'" in out
+    refused(run(*QUICK, "--out", "new scans"), "sfumato train --resume 'new scans'")
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -96,7 +175,9 @@ def test_a_folder_of_images(run: Run, tmp_path: Path) -> None:
         (["--data", "cifar11"], ["cifar11", "cifar10"]),
         (["--model", "wrn-16-x"], ["wrn-16-x"]),
         (["--set", "optimizer.lrr=2"], ["Did you mean 'lr'"]),
-        (["--epsilon", "0"], ["privacy.epsilon", "greater than 0"]),
+        (["--epsilon", "0"], ["--epsilon ('privacy.epsilon') must be greater than 0"]),
+        (["--set", "privacy.epsilon=0"], ["'privacy.epsilon' in the recipe must be greater"]),
+        (["--size", "2"], ["--size ('data.size') must be at least 4"]),
         (["--epsilon", "-1"], ["greater than 0"]),
         (["--delta", "0.01"], ["1438"]),
         (["--delta", "2"], ["less than 1"]),
@@ -369,6 +450,53 @@ def test_memory_that_runs_out_is_halved_without_changing_the_result(
         sfumato.load("roomy").parameters(), sfumato.load("cramped").parameters(), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_ctrl_c_before_the_first_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sfumato.training import run as runs
+    from sfumato.training.loop import Loop
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "dataset_of", interrupt)
+        for out in ((), ("--out", "r")):
+            result = run(*QUICK, *out)
+            assert (result.code, result.err) == (130, "Stopped before training began.\n")
+    assert not Path("r").exists() and not Path("runs").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "run", interrupt)
+        for out, folder in ((), "runs/digits-001"), (("--out", "r s"), "'r s'"):
+            result = run(*QUICK, *out)
+            words = f"Stopped. Go on with: sfumato train --resume {folder}\n"
+            assert (result.code, result.err) == (130, words)
+        result = run("--resume", "r s", "--device", "cpu")
+        assert (result.code, result.err) == (130, words)
+    assert run("--resume", "r s", "--device", "cpu").code == 0
+
+
+def test_ctrl_c_elsewhere(sfumato: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sfumato import recipes
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipes, "find", interrupt)
+    result = sfumato("recipes", "show", "digits")
+    assert (result.code, result.err) == (130, "Stopped.\n")
+
+
+def test_ctrl_c_while_modules_are_loaded(tmp_path: Path) -> None:
+    ask = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    (tmp_path / "typer.py").write_text(ask)
+    where = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    result = subprocess.run(
+        [sys.executable, "-m", "sfumato", "train"],
+        env=os.environ | {"PYTHONPATH": where}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 130
+    assert result.stderr == "Stopped before anything was written.\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

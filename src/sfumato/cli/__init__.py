@@ -5,18 +5,36 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from sfumato.errors import UserError
+from sfumato.loading import loading
 
 VERBS = (
     "train", "pretrain", "tune", "evaluate", "predict", "report", "card", "analyze", "budget",
     "plan", "verify", "recipes", "models", "data", "reproduce", "bench",
 )  # fmt: skip
 
+
+class _Verbs(TyperGroup):
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with loading():
+            return super().make_context(*args, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("Stopped.", err=True)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=_Verbs,
     help="Train image classifiers with differential privacy.",
     no_args_is_help=True,
     add_completion=False,
@@ -63,9 +81,14 @@ for _verb in VERBS:
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one sentence on stderr and exit status 2."""
+    """Run the command; a user's mistake is one sentence on stderr and exit status 2.
+
+    Ctrl-C is a line on stderr and exit status 130.
+    """
     try:
-        app()
+        with loading():
+            command = typer.main.get_command(app)
+        command()
     except UserError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(
             f"[bold red]error:[/] {str(error).replace('[', chr(92) + '[')}"

@@ -9,6 +9,7 @@ import typer
 
 from sfumato.cli.train import choose, watch
 from sfumato.errors import UserError
+from sfumato.loading import loading
 
 if TYPE_CHECKING:
     from sfumato.training.release import Result
@@ -32,6 +33,7 @@ def pretrain(
         None,
         help="Random classes only: min-rand-10, half-rand-50, max-100, rand-N or rand-N/GROUPS.",
     ),
+    size: int = typer.Option(None, help="Side to which images are scaled; see README."),
     model: str = typer.Option(None, help="Model, instead of the recipe's."),
     start: str = typer.Option(
         None, metavar="RUN", help="Run folder or weights file to start from, its head drawn anew."
@@ -63,6 +65,7 @@ def pretrain(
     changes = dict(parse_setting(text) for text in set_)
     named = {
         "data.name": data,
+        "data.size": size,
         "data.subset": classes,
         "model.name": model,
         "start.source": start,
@@ -70,18 +73,20 @@ def pretrain(
         "training.physical_batch": physical_batch,
         "data.skip_unreadable": True if skip_unreadable else None,
     }
-    changes |= {key: value for key, value in named.items() if value is not None}
+    given = {key: value for key, value in named.items() if value is not None}
+    changes |= given
     if changes.get("privacy.enabled"):
         raise UserError("`sfumato pretrain` trains without privacy; `sfumato train` is private.")
     changes |= {"privacy.enabled": False, "data.public": True}
     if recipe is None:
         changes = _OPTIMIZER | changes
-    chosen = choose(recipe, data, changes)
+    chosen = choose(recipe, data, changes, given)
     chosen = chosen.replace({"name": f"pretrain-{Path(chosen.data.name).stem}"})
 
-    from sfumato.training.run import train
+    with loading():
+        from sfumato.training.run import train
 
     def go(reporter: Reporter) -> Result:
         return train(chosen, out=out, root=data_root, device=device, reporter=reporter)
 
-    watch(go)
+    watch(go, name=chosen.name, out=out)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sfumato.errors import UserError
+from sfumato.loading import loading
 
 if TYPE_CHECKING:
     from sfumato.recipe import Recipe
     from sfumato.training.release import Result
     from sfumato.training.reporter import Reporter
+
+OPTIONS = {
+    "data.name": "--data",
+    "data.size": "--size",
+    "model.name": "--model",
+    "privacy.epsilon": "--epsilon",
+    "privacy.delta": "--delta",
+    "start.source": "--start",
+    "start.train": "--train-only",
+    "training.seed": "--seed",
+    "training.physical_batch": "--physical-batch",
+    "training.precision": "--precision",
+}
+"""The options that stand for a setting."""
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +43,7 @@ def train(
         None, help="A packaged recipe, a recipe file, a folder of images or an .npz file."
     ),
     data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
+    size: int = typer.Option(None, help="Side to which images are scaled; see README."),
     model: str = typer.Option(None, help="Model, instead of the recipe's."),
     epsilon: float = typer.Option(None, help="Privacy budget."),
     delta: float = typer.Option(None, help="Less than 1 / number of training images."),
@@ -63,6 +80,7 @@ def train(
     changes = dict(parse_setting(text) for text in set_)
     named = {
         "data.name": data,
+        "data.size": size,
         "model.name": model,
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
@@ -74,13 +92,16 @@ def train(
         "training.precision": precision,
         "data.skip_unreadable": True if skip_unreadable else None,
     }
-    changes |= {key: value for key, value in named.items() if value is not None}
+    given = {key: value for key, value in named.items() if value is not None}
+    changes |= given
+    _check_privacy(changes)
     if resume is not None and (recipe is not None or out is not None):
         raise UserError("--resume RUN takes the recipe and the folder from the run: give it alone.")
-    chosen = None if resume is not None else choose(recipe, data, changes)
+    chosen = None if resume is not None else choose(recipe, data, changes, given)
 
-    from sfumato.training.run import resume as resume_run
-    from sfumato.training.run import train as train_run
+    with loading():
+        from sfumato.training.run import resume as resume_run
+        from sfumato.training.run import train as train_run
 
     def go(reporter: Reporter) -> Result:
         if chosen is None:
@@ -90,7 +111,18 @@ def train(
         return train_run(chosen, out=out, root=data_root, device=device, reporter=reporter)
 
     with _streamed(tensorboard):
-        watch(go)
+        watch(go, name=chosen.name if chosen else "", out=out, resumed=resume)
+
+
+def _check_privacy(changes: dict[str, Any]) -> None:
+    """Refuse a budget for a run without privacy."""
+    budget = [key for key in ("privacy.epsilon", "privacy.delta") if key in changes]
+    if changes.get("privacy.enabled") is False and budget:
+        words = " and ".join(f"{OPTIONS[key]} {changes[key]}" for key in budget)
+        raise UserError(
+            f"--no-privacy trains without any privacy, so {words} would mean nothing: leave out "
+            "one or the other."
+        )
 
 
 def _streamed(wanted: bool) -> AbstractContextManager[None]:
@@ -101,38 +133,84 @@ def _streamed(wanted: bool) -> AbstractContextManager[None]:
     return streaming()
 
 
-def watch(go: Callable[[Reporter], Result]) -> None:
-    """Run a training under the eyes of the user, and say how it ended."""
-    from sfumato.cli.progress import console, watched
-    from sfumato.training.loop import Stopped
+def watch(
+    go: Callable[[Reporter], Result],
+    *,
+    name: str,
+    out: Path | None = None,
+    resumed: Path | None = None,
+) -> None:
+    """Run a training under the eyes of the user, and say how it ended.
 
-    with watched() as reporter:
-        try:
-            result = go(reporter)
-        except Stopped as stopped:
-            console.print(
-                f"Stopped after step {stopped.step}; everything is saved. Go on with:\n"
-                f"  sfumato train --resume {stopped.folder}",
-                soft_wrap=True,
-            )
-            raise typer.Exit(128 + stopped.signal) from None
-    _say_result(result)
+    Args:
+        go: The training.
+        name: The recipe's name.
+        out: The folder asked for, if any.
+        resumed: The run that goes on, if it is not a new one.
+    """
+    with _interruptible(name, out, resumed):
+        from sfumato.cli.progress import console, watched
+        from sfumato.training.loop import Stopped
+
+        with watched() as reporter:
+            try:
+                result = go(reporter)
+            except Stopped as stopped:
+                console.print(
+                    f"Stopped after step {stopped.step}; everything is saved. Go on with:\n"
+                    f"  sfumato train --resume {shlex.quote(str(stopped.folder))}",
+                    soft_wrap=True,
+                )
+                raise typer.Exit(128 + stopped.signal) from None
+        _say_result(result)
 
 
-def choose(recipe: str | None, data: str | None, changes: dict[str, Any]) -> Recipe:
-    """The recipe that the arguments mean, with their changes made."""
+@contextmanager
+def _interruptible(name: str, out: Path | None, resumed: Path | None) -> Iterator[None]:
+    """Say what is left when Ctrl-C comes before the first step, or a second time."""
+    from sfumato.training.files import begun
+
+    before = begun(name, out)
+    try:
+        yield
+    except KeyboardInterrupt:
+        left = [resumed] if resumed else sorted(begun(name, out) - before)
+        if left:
+            folder = shlex.quote(str(left[0]))
+            typer.echo(f"Stopped. Go on with: sfumato train --resume {folder}", err=True)
+        else:
+            typer.echo("Stopped before training began.", err=True)
+        raise typer.Exit(130) from None
+
+
+def choose(
+    recipe: str | None,
+    data: str | None,
+    changes: dict[str, Any],
+    given: dict[str, Any] | None = None,
+) -> Recipe:
+    """The recipe that the arguments mean, with their changes made.
+
+    Args:
+        recipe: The argument.
+        data: The option.
+        changes: New values of settings.
+        given: Those of them that options of their own stand for.
+    """
     from sfumato import recipes
 
+    options = {key: OPTIONS[key] for key in given or {} if key in OPTIONS}
     if recipe is not None and recipe not in recipes.packaged():
         path = Path(recipe)
         is_run = (path / "recipe.toml").is_file()
         if (path.is_dir() and not is_run) or path.suffix == ".npz":
             if data is not None:
                 raise UserError(f"Both {recipe} and --data {data} name the data: give one of them.")
-            return recipes.for_data(recipe).replace(changes)
+            return recipes.for_data(recipe).replace(changes, options=options)
     if recipe is not None:
-        return recipes.find(recipe).replace(changes)
-    return (recipes.for_data(data) if data else recipes.find("digits")).replace(changes)
+        return recipes.find(recipe).replace(changes, options=options)
+    found = recipes.for_data(data) if data else recipes.find("digits")
+    return found.replace(changes, options=options)
 
 
 def _say_result(result: Result) -> None:

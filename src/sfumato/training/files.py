@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -58,11 +60,21 @@ def finished(folder: Path) -> bool:
     return (folder / WEIGHTS).exists() and (folder / STATEMENT).exists()
 
 
+def begun(name: str, out: Path | None) -> set[Path]:
+    """The runs there are at `out`, or of this name where runs are made without it."""
+    folders = [out] if out is not None else Path("runs").glob(f"{glob.escape(_stem(name))}-*")
+    return {folder for folder in folders if (folder / LEDGER).exists()}
+
+
+def _stem(name: str) -> str:
+    return name.replace("/", "-")
+
+
 def check_free(out: Path) -> None:
     """Refuse a folder that already holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         hint = (
-            f"go on with it by `sfumato train --resume {out}`, or"
+            f"go on with it by `sfumato train --resume {shlex.quote(str(out))}`, or"
             if (out / LEDGER).exists()
             else "nothing in it is touched;"
         )
@@ -83,10 +95,9 @@ def new_run_folder(out: Path | None, name: str) -> Path:
         else:
             runs = Path("runs")
             runs.mkdir(exist_ok=True)
-            stem = name.replace("/", "-")
             number = 1
             while True:
-                folder = runs / f"{stem}-{number:03d}"
+                folder = runs / f"{_stem(name)}-{number:03d}"
                 try:
                     folder.mkdir()
                     break
