@@ -30,7 +30,7 @@ class Data:
     name: str = _setting("digits", "a data set's name, a folder of images or an .npz file")
     size: int | None = _setting(
         None,
-        "side to which images are scaled; their own, or 64 if they differ or are over 256",
+        "side to which images are scaled; their own, or 64 if they differ or are over 64",
         least=4,
     )
     channels: int | None = _setting(None, "1 for grey, 3 for colour; as they are if unset", least=1)

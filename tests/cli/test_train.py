@@ -121,9 +121,13 @@ def test_the_bits_of_scans(sfumato: Run, tmp_path: Path) -> None:
     assert code == 0, err
     assert "data.bits" not in out
     assert sfumato("evaluate", "r", "--device", "cpu").code == 0
-    recipe = Path("r", files.RECIPE)
-    recipe.write_text(recipe.read_text().replace("bits = 12", "bits = 13"))
-    refused(sfumato("predict", "r", "scans", "--device", "cpu"), "data.bits = 13")
+    scan = np.asarray(Image.open("scans/sick/0.png")).astype(float)
+    Image.fromarray(np.rint(scan * 255 / 4095).astype(np.uint8)).save("shown.png")
+    shown, deep = (
+        sfumato("predict", "r", name, "--device", "cpu").out.splitlines()[-1].partition(",")[2]
+        for name in ("shown.png", "scans/sick/0.png")
+    )
+    assert shown == deep
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,9 @@ def predict_files(
             f"This model takes images of {description.channels} channels, and image files are read "
             "with 1 (grey) or 3 (colour)."
         )
-    work = partial(decode, size=description.size, channels=description.channels)
+    work = partial(
+        decode, size=description.size, channels=description.channels, bits=description.bits
+    )
     for names, planes in _decoded(files, work, batch, skipped):
         found = classifier.predict(torch.from_numpy(np.stack(planes)), batch=batch).numpy()
         for name, row in zip(names, found, strict=True):

@@ -22,7 +22,6 @@ from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato.analysis import Prediction
-    from sfumato.training.classifier import Description
 
 
 class Format(enum.StrEnum):
@@ -62,7 +61,6 @@ def predict(
     if out is not None and out.exists():
         raise UserError(f"{out} exists already: give another --out, nothing is overwritten.")
     classifier = load(run, device=pick_device(device))
-    _check_bits(run, classifier.description)
     files = find_images(images)
     skipped: list[Path] = []
 
@@ -79,22 +77,6 @@ def predict(
         typer.echo(f"{len(skipped)} of {len(files)} images could not be read.", err=True)
     if out is not None:
         typer.echo(f"Written: {out} ({len(files) - len(skipped)} images)", err=True)
-
-
-def _check_bits(run: Path, description: Description) -> None:
-    """Refuse to read 16-bit images in another way than the run did."""
-    from sfumato import recipes
-    from sfumato.training.files import RECIPE
-
-    folder = run if run.is_dir() else run.parent
-    if not (folder / RECIPE).is_file():
-        return
-    bits = recipes.find(str(folder / RECIPE)).data.bits
-    if bits != description.bits:
-        raise UserError(
-            f"{folder} was trained with data.bits = {bits}, but its weights say "
-            f"{description.bits}: 16-bit images would be read in another way than in training."
-        )
 
 
 def _watched(predictions: Iterator[Prediction], total: int, *, shown: bool) -> Iterator[Prediction]:

@@ -21,7 +21,7 @@ from sfumato.data.imageset import Array
 from sfumato.data.progress import progress
 from sfumato.errors import UserError
 
-LARGEST_KEPT_SIDE = 256
+LARGEST_KEPT_SIDE = 64
 """Images that all have one size keep it if no side is longer than this."""
 
 MIXED_SIZE = 64
@@ -74,7 +74,7 @@ def decode_files(
 ) -> Decoded:
     """Decode files below ``root``; size and channels are chosen from their headers if not given.
 
-    Size: the common size of all images if they have one and no side is over 256, otherwise 64×64.
+    Size: the common size of all images if they have one and no side is over 64, otherwise 64×64.
     Channels: 1 if every image is grey, otherwise 3. Both choices look at all the images; where even
     that should not depend on private data, give them.
     """

@@ -46,7 +46,7 @@ def load(
         root: where to look first for a named set; then in $SFUMATO_DATA, the user's cache and
             /usr/share/datasets.
         size: side of the images, or (height, width). By default their own; images of several sizes
-            or over 256 become 64×64 (Imagenette: 160×160).
+            or over 64 become 64×64 (Imagenette: 160×160).
         channels: 1 (grey) or 3 (colour). By default their own.
         bits: how many bits of 16-bit images count: the largest value that these can hold is white.
             Give 12 for scans from 0 to 4095.

@@ -84,7 +84,7 @@ def release(loop: Loop) -> Result:
     guarantee["exposures"] = [e.to_dict() for e in (own, *origin.exposures)]
     description = Description(
         recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
-        guarantee, recipe.training.test_views,
+        guarantee, recipe.training.test_views, recipe.data.bits,
     )  # fmt: skip
     if loop.average is not None:
         with loop.average.applied(loop.model):

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import hmac
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -308,11 +309,11 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         resumable = (folder / files.LEDGER).exists()
+        command = f"sfumato train --resume {shlex.quote(str(folder))}"
         raise UserError(
             f"Cannot write to {error.filename or folder}: {error.strerror}. "
             + (
-                f"Nothing is lost: make room, then `sfumato train --resume {folder}` goes on from "
-                "the last checkpoint."
+                f"Nothing is lost: make room, then `{command}` goes on from the last checkpoint."
                 if resumable
                 else "The run has not started."
             )
