@@ -45,7 +45,7 @@ def draw(paper: str, entries: Sequence[Entry], out: Path) -> list[Picture]:
     """Draw the figures of a paper for which there is at least one result."""
     drawn = []
     for plot in PLOTS:
-        if plot.paper != paper or not any(_found(entries, name) for name in plot.rows()):
+        if plot.paper != paper or not any(_found(entries, name, plot) for name in plot.rows()):
             continue
         file = f"{paper}-{plot.name}.png"
         {"sweep": _sweep, "curves": _curves, "dots": _dots}[plot.kind](plot, entries, out / file)
@@ -53,10 +53,15 @@ def draw(paper: str, entries: Sequence[Entry], out: Path) -> list[Picture]:
     return drawn
 
 
-def _found(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """The results of a row: as published if there are any, else in its best setting."""
+def _found(entries: Sequence[Entry], name: str, plot: Plot) -> list[Entry]:
+    """The results of a row: as published if there are any, else in its best setting.
+
+    A sweep shows what one number does, all others being as published: not the best setting, which
+    may change it too.
+    """
     row: Row = every_row()[name]
-    for setting in row.settings:
+    settings = ("published",) if plot.kind == "sweep" else row.settings
+    for setting in settings:
         if found := ledger.of_row(entries, row, setting):
             return found
     return []
@@ -81,7 +86,8 @@ def _sweep(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
             ticks: set[float] = set()
             for number, (label, points) in enumerate(panel.series):
                 shown = [
-                    (float(x), _values(_found(entries, name), plot.measure)) for x, name in points
+                    (float(x), _values(_found(entries, name, plot), plot.measure))
+                    for x, name in points
                 ]
                 ticks |= {x for x, _ in shown}
                 _line(axes, [(x, v) for x, v in shown if v], label, number)
@@ -129,7 +135,7 @@ def _curves(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
             axes.set_title(panel.title)
             drawn = 0
             for number, (label, points) in enumerate(panel.series):
-                runs = [e for _, name in points for e in _found(entries, name) if e.curve]
+                runs = [e for _, name in points for e in _found(entries, name, plot) if e.curve]
                 _seeds(axes, runs, label, number)
                 drawn += len(runs)
             if not drawn:
@@ -173,7 +179,7 @@ def _dots(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
             axes.set_title(panel.title)
             least = math.inf
             for number, (_, points) in enumerate(panel.series):
-                values = _values(_found(entries, points[0][1]), plot.measure)
+                values = _values(_found(entries, points[0][1], plot), plot.measure)
                 printed = None if plot.measure else every_row()[points[0][1]].published
                 least = min([least, *values, *([printed / 100] if printed else [])])
                 if values:

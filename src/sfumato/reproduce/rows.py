@@ -170,8 +170,8 @@ def _shoe_fit() -> Paper:
         _row("002", summary, relu, 96.6, **norms),
         _row("002", summary, tanh, 99.0, name="tanh-mnist-not-private", changes=_NOT_PRIVATE),
         _row(
-            "002", summary, relu, 99.0,
-            name="relu-mnist-not-private", changes=_NOT_PRIVATE, **norms,
+            "002", summary, relu, 99.0, "a third of the rate: at 0.15 it diverges without clipping",
+            name="relu-mnist-not-private", changes=_NOT_PRIVATE | {"optimizer.lr": 0.05}, **norms,
         ),
         _row("002", summary, "relu-b256-fashion-eps2.7", 81.9),
         _row("002", summary, "relu-b1024-fashion-eps2.7", None, alias="fashion-relu"),
