@@ -127,8 +127,8 @@ def test_a_figure_is_drawn_from_a_single_result(
     assert (tmp_path / drawn.file).stat().st_size > 4_000
 
 
-@pytest.mark.parametrize("plot", [p for p in PLOTS if p.kind == "sweep"], ids=lambda p: p.name)
-def test_sweeps_leave_best_settings_out(plot: Plot, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plot", [p for p in PLOTS if p.one_change], ids=lambda p: p.name)
+def test_where_one_number_changes_best_settings_are_left_out(plot: Plot, tmp_path: Path) -> None:
     """Which may have another batch than the place in the figure says."""
     made = [entry(every_row()[name], 0.8, setting="best") for name in plot.rows()]
     assert f"{plot.paper}-{plot.name}.png" not in [

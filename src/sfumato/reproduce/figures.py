@@ -54,14 +54,9 @@ def draw(paper: str, entries: Sequence[Entry], out: Path) -> list[Picture]:
 
 
 def _found(entries: Sequence[Entry], name: str, plot: Plot) -> list[Entry]:
-    """The results of a row: as published if there are any, else in its best setting.
-
-    A sweep shows what one number does, all others being as published: not the best setting, which
-    may change it too.
-    """
+    """The results of a row: as published if there are any, else in its best setting."""
     row: Row = every_row()[name]
-    settings = ("published",) if plot.kind == "sweep" else row.settings
-    for setting in settings:
+    for setting in row.settings[:1] if plot.one_change else row.settings:
         if found := ledger.of_row(entries, row, setting):
             return found
     return []

@@ -32,6 +32,8 @@ class Plot:
         x: Label of the horizontal axis.
         y: Label of the values.
         measure: What is shown instead of the accuracy.
+        one_change: Whether one number differs between the rows and nothing else may: best settings
+            are left out then.
     """
 
     paper: str
@@ -43,6 +45,7 @@ class Plot:
     x: str = ""
     y: str = "test accuracy"
     measure: str = ""
+    one_change: bool = False
 
     def rows(self) -> Iterator[str]:
         """The rows that it shows."""
@@ -203,7 +206,8 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        paper="004", name="width", source="figure 2", kind="sweep", x="channels of the first width",
+        paper="004", name="width", source="figure 2", kind="sweep", one_change=True,
+        x="channels of the first width",
         caption="Accuracy against width, with and without symmetry, at epsilon 8.",
         panels=(
             Panel("CIFAR-10", (
@@ -218,7 +222,7 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        paper="004", name="batch", source="figure 4", kind="sweep", x="batch B",
+        paper="004", name="batch", source="figure 4", kind="sweep", one_change=True, x="batch B",
         caption="Accuracy against the batch at epsilon 8.",
         panels=(
             Panel("CIFAR-10", (
@@ -235,7 +239,7 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        paper="004", name="views", source="figure 5", kind="sweep", x="views K",
+        paper="004", name="views", source="figure 5", kind="sweep", one_change=True, x="views K",
         caption="Accuracy against augmentation multiplicity at epsilon 8.",
         panels=(
             Panel("CIFAR-10", (
