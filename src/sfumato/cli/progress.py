@@ -30,8 +30,10 @@ def describe(p: Progress) -> str:
         parts.append(f"loss {p.loss:.3f}")
     if p.accuracy is not None:
         parts.append(f"accuracy {100 * p.accuracy:.1f} %")
-    parts.append(f"{p.views_per_second:,.0f} views/s")
-    parts.append(f"{_duration(p.seconds_left)} left")
+    if p.views_per_second:
+        parts.append(f"{p.views_per_second:,.0f} views/s")
+    if p.seconds_left is not None:
+        parts.append(f"{_duration(p.seconds_left)} left")
     return " · ".join(parts)
 
 

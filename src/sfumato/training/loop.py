@@ -155,7 +155,7 @@ class Loop:
             Stopped: If asked to, after saving.
         """
         every = self.recipe.training.checkpoint_every
-        started = saved = logged = time.monotonic()
+        started = saved = logged = settled = time.monotonic()
         earlier, first, views = self.metrics.seconds, self.step, 0.0
         recent = BatchStatistics()
         while not self.finished:
@@ -184,7 +184,14 @@ class Loop:
             if due or self.finished:
                 self.save()
                 saved = time.monotonic()
-            left = (now - started) / (self.step - first) * (self.plan.steps - self.step)
+            left = None
+            if self.step == first + 1:
+                # It was checked and compiled: later steps take less.
+                settled = logged = now
+                views = 0.0
+            else:
+                each = (now - settled) / (self.step - first - 1)
+                left = each * (self.plan.steps - self.step)
             self._show(left)
 
     @property
@@ -354,7 +361,7 @@ class Loop:
     _speed: float = 0.0
     _warned: bool = False
 
-    def _show(self, seconds_left: float) -> None:
+    def _show(self, seconds_left: float | None) -> None:
         self.reporter.show(
             Progress(
                 self.step,

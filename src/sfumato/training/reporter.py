@@ -17,7 +17,7 @@ class Progress:
         loss: Mean loss of recent batches, if it is shown.
         accuracy: On validation images if there are any, else on recent batches.
         views_per_second: Augmented images processed per second.
-        seconds_left: Estimated time to the end.
+        seconds_left: Estimated time to the end; None before there is anything to go by.
     """
 
     step: int
@@ -26,7 +26,7 @@ class Progress:
     loss: float | None
     accuracy: float | None
     views_per_second: float
-    seconds_left: float
+    seconds_left: float | None
 
 
 class Reporter(Protocol):
