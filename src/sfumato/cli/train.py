@@ -12,6 +12,7 @@ import typer
 
 from sfumato.errors import UserError
 from sfumato.loading import loading
+from sfumato.training import files
 
 if TYPE_CHECKING:
     from sfumato.recipe import Recipe
@@ -98,6 +99,8 @@ def train(
     if resume is not None and (recipe is not None or out is not None):
         raise UserError("--resume RUN takes the recipe and the folder from the run: give it alone.")
     chosen = None if resume is not None else choose(recipe, data, changes, given)
+    if out is not None:
+        files.check_free(out)
 
     with loading():
         from sfumato.training.run import resume as resume_run
