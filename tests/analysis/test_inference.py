@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,11 +136,11 @@ def test_no_more_than_two_batches_are_decoded_ahead(
     file = write(tmp_path / "x.png", 0)
     lock, count, inner = threading.Lock(), 0, inference.decode
 
-    def counted(path: Path, *, size: tuple[int, int], channels: int) -> np.ndarray:
+    def counted(path: Path, **how: Any) -> np.ndarray:
         nonlocal count
         with lock:
             count += 1
-        return inner(path, size=size, channels=channels)
+        return inner(path, **how)
 
     monkeypatch.setattr(inference, "decode", counted)
     for done, _ in enumerate(inference.predict_files(classifier(), [file] * 100, batch=5)):
