@@ -44,7 +44,8 @@ def rows_of(result: Result) -> list[dict[str, str]]:
 
 def expected(folder: Path, file: Path) -> np.ndarray:
     model = load(folder)
-    image = decode(file, size=model.description.size, channels=model.description.channels)
+    d = model.description
+    image = decode(file, size=d.size, channels=d.channels, bits=d.bits)
     return model.predict(torch.tensor(image)[None])[0].numpy()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -128,6 +129,10 @@ def test_the_bits_of_scans(sfumato: Run, tmp_path: Path) -> None:
         for name in ("shown.png", "scans/sick/0.png")
     )
     assert shown == deep
+    samples = ("--samples", "shown.png", "--samples", "scans/sick/0.png")
+    assert sfumato("report", "r", "-o", "page.html", *samples, "--device", "cpu").code == 0
+    pictures = re.findall(r"data:image/png;base64,[^\"]+", Path("page.html").read_text())
+    assert len(pictures) == 2 and pictures[0] == pictures[1]
 
 
 @pytest.mark.parametrize(

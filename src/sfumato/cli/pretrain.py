@@ -10,6 +10,7 @@ import typer
 from sfumato.cli.train import choose, watch
 from sfumato.errors import UserError
 from sfumato.loading import loading
+from sfumato.training import files
 
 if TYPE_CHECKING:
     from sfumato.training.release import Result
@@ -82,6 +83,9 @@ def pretrain(
         changes = _OPTIMIZER | changes
     chosen = choose(recipe, data, changes, given)
     chosen = chosen.replace({"name": f"pretrain-{Path(chosen.data.name).stem}"})
+
+    if out is not None:
+        files.check_free(out)
 
     with loading():
         from sfumato.training.run import train

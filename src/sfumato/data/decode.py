@@ -61,12 +61,12 @@ def read_header(path: Path) -> Header:
         raise UnreadableError(_reason(error)) from error
 
 
-def decode(path: Path, *, size: tuple[int, int], channels: int, bits: int = 16) -> Array:
+def decode(path: Path, *, size: tuple[int, int], channels: int, bits: int) -> Array:
     """An image as ``(channels, height, width)`` bytes; see `read`."""
     return read(path, size=size, channels=channels, bits=bits).pixels
 
 
-def read(path: Path, *, size: tuple[int, int], channels: int, bits: int = 16) -> Read:
+def read(path: Path, *, size: tuple[int, int], channels: int, bits: int) -> Read:
     """An image as bytes, with what its file held.
 
     The EXIF rotation is applied; transparency is laid on white; 16-bit grey is scaled so that the

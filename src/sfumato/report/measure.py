@@ -241,7 +241,7 @@ def _of_files(classifier: Classifier, files: Sequence[Path]) -> list[Sample]:
     found = []
     for file in files:
         try:
-            planes = decode(file, size=wanted.size, channels=wanted.channels)
+            planes = decode(file, size=wanted.size, channels=wanted.channels, bits=wanted.bits)
         except UnreadableError as error:
             raise UserError(f"The sample {file} cannot be read as an image: {error}.") from None
         row = classifier.predict(torch.from_numpy(np.array(planes[None]))).numpy()[0]
