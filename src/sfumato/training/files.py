@@ -73,11 +73,9 @@ def _stem(name: str) -> str:
 def check_free(out: Path) -> None:
     """Refuse a folder that already holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        hint = (
-            f"go on with it by `sfumato train --resume {shlex.quote(str(out))}`, or"
-            if (out / LEDGER).exists()
-            else "nothing in it is touched;"
-        )
+        hint = "nothing in it is touched;"
+        if (out / LEDGER).exists() and not finished(out):
+            hint = f"go on with it by `sfumato train --resume {shlex.quote(str(out))}`, or"
         raise UserError(f"{out} already exists: {hint} choose another --out.")
 
 
