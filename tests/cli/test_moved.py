@@ -64,6 +64,8 @@ def test_report_and_card(
     without = run(verb, folder, "-o", f"no-{file}")
     assert without.code == 0 and OTHER_PLACE in without.err
     assert OTHER_PLACE in (tmp_path / f"no-{file}").read_text(encoding="utf-8")
+    refused(run(verb, folder, "-o", file, "--data", "nowhere"), "called 'nowhere'")
+    assert not (tmp_path / file).exists()
     result = run(verb, folder, "-o", file, "--data", data)
     assert result.code == 0 and "Note: " not in result.err
     text = (tmp_path / file).read_text(encoding="utf-8")

@@ -179,6 +179,8 @@ def _measured(
         if samples is not None and samples.count:
             shown = _of_test(classifier, dataset, found, labels, samples.count)
     except UserError as error:
+        if loaded.data is not None:
+            raise
         missing = f"The test set could not be used: {error}"
     return Measured(evaluation, missing, parameters, len(classifier.classes), tuple(shown), given)
 
