@@ -338,6 +338,7 @@ def test_a_loop_of_ones_own_gets_a_statement(model: nn.Module) -> None:
     spent = mechanism.epsilon(delta=1e-5)
     assert f"**({spent:.4g}, 1e-05)-differential privacy**" in said and "'my scans'" in said
     assert "3 with q = 0.08 and σ = 1.5" in said
+    assert "one training image" not in said
     assert f"| clipping | {mechanism.clipping.describe()} |" in said
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from sfumato import version
 from sfumato.privacy.accounting import Step, epsilon
 from sfumato.privacy.sampling import PoissonSampler
-from sfumato.privacy.statement import RELATION, tuning
+from sfumato.privacy.statement import tuning
+
+_RELATION = "adding or removing one training example"
 
 
 def own_statement(
@@ -36,13 +38,13 @@ def own_statement(
     return f"""# Privacy statement
 
 The noisy gradients that were released, and so all weights made of nothing else, satisfy
-**({spent["pld"]:.4g}, {delta:g})-differential privacy** with respect to {RELATION} of '{data}', if
-the conditions below were kept.
+**({spent["pld"]:.4g}, {delta:g})-differential privacy** with respect to {_RELATION}
+of '{data}', if the conditions below were kept.
 
 | | |
 |---|---|
 | unit of privacy | one example |
-| neighbouring relation | {RELATION} |
+| neighbouring relation | {_RELATION} |
 | ε by PLD (privacy loss distribution) | {spent["pld"]:.4f} |
 | ε by RDP (Rényi), for comparison | {spent["rdp"]:.4f} |
 | δ | {delta:g} |
@@ -54,7 +56,7 @@ the conditions below were kept.
 
 To check it with another library, compose Poisson-subsampled Gaussian mechanisms,
 {events or "none"},
-under {RELATION}.
+under {_RELATION}.
 
 ## Conditions
 
