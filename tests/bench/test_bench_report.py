@@ -132,6 +132,20 @@ def test_the_page_is_made_of_records_and_keeps_its_own_text(tmp_path: Path) -> N
     assert (tmp_path / render.PAGE).read_text() == text
 
 
+def test_the_page_says_in_how_many_parts_a_record_was_made(tmp_path: Path) -> None:
+    checkout(tmp_path, f"{render.BEGIN}\n{render.END}\n")
+    record = gpu_record(measured("sfumato", WRN, 60.0))
+    record.path = tmp_path / render.RESULTS / "h200.json"
+    record.save()
+    render.render(tmp_path)
+    assert "parts" not in (tmp_path / render.PAGE).read_text()
+    record.settings["resumed"] = ["2026-01-02T06:07:08+00:00"]
+    record.save()
+    render.render(tmp_path)
+    said = "Measured in 2 parts, begun 2026-01-02 03:04 and 2026-01-02 06:07."
+    assert said in (tmp_path / render.PAGE).read_text()
+
+
 def test_a_page_without_markers_is_left_alone(tmp_path: Path) -> None:
     checkout(tmp_path, "# Mine\n")
     with pytest.raises(UserError, match="lacks the lines"):

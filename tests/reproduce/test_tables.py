@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from sfumato import recipes
 from sfumato.errors import UserError
@@ -134,6 +135,16 @@ def test_where_one_number_changes_best_settings_are_left_out(plot: Plot, tmp_pat
     assert f"{plot.paper}-{plot.name}.png" not in [
         drawn.file for drawn in figures.draw(plot.paper, made, tmp_path)
     ]
+
+
+def test_a_panel_of_which_nothing_was_run_takes_no_room(tmp_path: Path) -> None:
+    one, both = tmp_path / "one", tmp_path / "both"
+    names = [f"001/resnet9-{data}-eps2.89" for data in ("cifar10", "imagenette")]
+    for out, made in ((one, names[:1]), (both, names)):
+        out.mkdir()
+        figures.draw("001", [entry(every_row()[name], 0.8) for name in made], out)
+    wide = [Image.open(out / "001-scale-norm.png").width for out in (one, both)]
+    assert wide[0] < 0.7 * wide[1]
 
 
 def test_without_results_no_figure_is_drawn(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ def _section(one: record.Record, folder: Path) -> tuple[str, list[Path]]:
         f"{one.where()}; commit {one.commit}; [`{one.path.name}`](../{RESULTS}/{one.path.name}):",
         f"    {one.command}",
     ]
+    if again := one.settings.get("resumed"):
+        times = " and ".join(_minute(when) for when in (one.date, *again))
+        parts.append(f"Measured in {1 + len(again)} parts, begun {times}.")
     if not one.finished:
         parts.append("This run was cut short; what it had measured by then is shown.")
     drawn = []
@@ -79,3 +82,8 @@ def _section(one: record.Record, folder: Path) -> tuple[str, list[Path]]:
         parts += ["Scaling:", table.measurements_markdown(scaled)]
     parts += [profiling.to_markdown(profiling.read(p)) for p in one.profiles]
     return "\n\n".join(parts), drawn
+
+
+def _minute(when: str) -> str:
+    """A date and time to the minute, as people write it."""
+    return when[:16].replace("T", " ")

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ from sfumato.reproduce import ledger
 from sfumato.reproduce.ledger import Entry
 from sfumato.reproduce.literature import CIFAR10
 from sfumato.reproduce.lookup import every_row
-from sfumato.reproduce.plots import PLOTS, Plot
+from sfumato.reproduce.plots import PLOTS, Panel, Plot
 from sfumato.reproduce.row import Row
 from sfumato.reproduce.rows import PAPERS
 
@@ -42,15 +42,22 @@ class Picture:
 
 
 def draw(paper: str, entries: Sequence[Entry], out: Path) -> list[Picture]:
-    """Draw the figures of a paper for which there is at least one result."""
+    """Draw the figures of a paper, with the panels for which there is at least one result."""
     drawn = []
-    for plot in PLOTS:
-        if plot.paper != paper or not any(_found(entries, name, plot) for name in plot.rows()):
+    for whole in PLOTS:
+        if whole.paper != paper:
+            continue
+        plot = replace(whole, panels=_run(whole, entries))
+        if not plot.panels:
             continue
         file = f"{paper}-{plot.name}.png"
         {"sweep": _sweep, "curves": _curves, "dots": _dots}[plot.kind](plot, entries, out / file)
         drawn.append(Picture(file, plot.source, plot.caption))
     return drawn
+
+
+def _run(plot: Plot, entries: Sequence[Entry]) -> tuple[Panel, ...]:
+    return tuple(p for p in plot.panels if any(_found(entries, row, plot) for row in p.rows()))
 
 
 def _found(entries: Sequence[Entry], name: str, plot: Plot) -> list[Entry]:
@@ -88,9 +95,6 @@ def _sweep(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
                 _line(axes, [(x, v) for x, v in shown if v], label, number)
                 printed = [(float(x), every_row()[name].published) for x, name in points]
                 _dotted(axes, [(x, y) for x, y in printed if y is not None], number)
-            if not axes.containers:
-                _empty(axes, panel.title)
-                continue
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
             axes.xaxis.set_minor_locator(NullLocator())
@@ -128,14 +132,9 @@ def _curves(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
         for place, panel in enumerate(plot.panels):
             axes = figure.add_subplot(1, len(plot.panels), place + 1)
             axes.set_title(panel.title)
-            drawn = 0
             for number, (label, points) in enumerate(panel.series):
                 runs = [e for _, name in points for e in _found(entries, name, plot) if e.curve]
                 _seeds(axes, runs, label, number)
-                drawn += len(runs)
-            if not drawn:
-                _empty(axes, panel.title)
-                continue
             axes.set_xlabel(plot.x)
             axes.set_xlim(left=0)
             _finish(axes, plot.y)
@@ -204,14 +203,6 @@ def _dots(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
                 style.percent_axis(axes, x=True, y=False)
                 if math.isfinite(least):
                     axes.set_xlim(left=max(0.0, math.floor(least * 20 - 1) / 20))
-
-
-def _empty(axes: Axes, title: str) -> None:
-    """A panel of which nothing was run."""
-    axes.clear()
-    axes.set_axis_off()
-    axes.set_title(title)
-    axes.text(0.5, 0.5, "not run", color=style.GREY, ha="center", transform=axes.transAxes)
 
 
 def _finish(axes: Axes, label: str) -> None:

@@ -17,6 +17,11 @@ class Panel:
     title: str
     series: tuple[Series, ...]
 
+    def rows(self) -> Iterator[str]:
+        """The rows that it shows."""
+        for _, points in self.series:
+            yield from (row for _, row in points)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
@@ -50,8 +55,7 @@ class Plot:
     def rows(self) -> Iterator[str]:
         """The rows that it shows."""
         for panel in self.panels:
-            for _, points in panel.series:
-                yield from (row for _, row in points)
+            yield from panel.rows()
 
 
 def _one(label: str, row: str) -> Series:
