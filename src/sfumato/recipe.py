@@ -52,7 +52,7 @@ class Recipe:
                     options = value
                     continue
                 text = f"# {f.name} =" if value is None else f"{f.name} = {_toml(value)}"
-                lines.append(f"{text:<32}# {f.metadata['help']}")
+                lines.append(f"{text:<30}  # {f.metadata['help']}")
             if options:
                 lines += ["", f"[{section}.options]"]
                 lines += [f"{key} = {_toml(value)}" for key, value in options.items()]
