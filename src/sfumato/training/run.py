@@ -26,6 +26,7 @@ from sfumato.training.images import dataset_of
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
+from sfumato.training.physical import ROWS, physical_batch
 from sfumato.training.release import Result, release
 from sfumato.training.reporter import Reporter, Silent
 
@@ -65,9 +66,9 @@ def train(
     for remark in (*remarks, *fill.remarks(recipe, origin, model)):
         reporter.say(remark)
     views = recipe.training.views + recipe.training.self_mix
-    physical = recipe.training.physical_batch or devices.physical_batch(
-        model, plan, dataset, views, _memory(where),
-        rows=devices.ROWS if where.type == "cuda" else None,
+    physical = recipe.training.physical_batch or physical_batch(
+        model, plan.sampler, dataset, views, _memory(where),
+        rows=ROWS if where.type == "cuda" else None,
     )  # fmt: skip
     folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
     with _explained(folder):
