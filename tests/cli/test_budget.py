@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 import typer
@@ -158,9 +157,11 @@ def sfumato(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_is_quick_and_leaves_torch_alone():
-    start = time.perf_counter()
+    """By the processor's time, which other programs do not take from it."""
+    before = os.times()
     done = sfumato(*CIFAR, "--epsilon", "1")
-    seconds = time.perf_counter() - start
+    after = os.times()
+    seconds = sum(after[2:4]) - sum(before[2:4])
     assert done.returncode == 0, done.stderr[-2000:]
     assert "9.12" in done.stdout
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
