@@ -81,5 +81,5 @@ def test_loss_over_the_batch_is_refused() -> None:
         return own / (1 + own.detach().mean())
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES))
-    with pytest.raises(UserError, match="moves the gradients of the others"):
+    with pytest.raises(UserError, match="moves with the target of another"):
         PerExample(model, loss=loss)(torch.rand(4, *SHAPE), torch.zeros(4, dtype=torch.int64))

@@ -187,7 +187,9 @@ def test_a_batch_that_fails_at_its_very_end_adds_nothing(
 def test_weights_only_say_who_was_drawn(model: nn.Module) -> None:
     """A weight above one must not raise the sensitivity."""
     mechanism = private(model)
-    mechanism.accumulate(X[:1], Y[:1], torch.tensor([7.0]))
+    with pytest.raises(UserError, match="Weights must be one"):
+        mechanism.accumulate(X[:1], Y[:1], torch.tensor([7.0]))
+    mechanism._add(mechanism.per_example(X[:1], Y[:1]), Y[:1], torch.tensor([7.0]))
     assert mechanism.release().examples == 1
     norm = torch.cat([g.flatten() for g in grads(model)]).norm() * 8
     assert float(norm) <= 0.5

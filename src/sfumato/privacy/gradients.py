@@ -6,9 +6,12 @@ one is right is found out on this very model before the first batch counts: see 
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
+from sfumato.errors import UserError
 from sfumato.privacy.compiled import Compiled
 from sfumato.privacy.fitting import compiled_pass
 from sfumato.privacy.layered import Layered
@@ -54,9 +57,11 @@ class PerExample(Layered):
         super().__init__(model, loss=loss, views=views, check=check, precision=precision)
         self._compiled: dict[object, Compiled | None] = {}
         self._checked: dict[object, tuple[str, int]] = {}
+        self._said = False
 
     def __call__(self, x: Tensor, y: Tensor) -> PerExampleGradients:
         """Per-example gradients for `len(y)` examples of `views` rows each."""
+        _check_inputs(x, y)
         if x.shape[0] != y.shape[0] * self.views:
             raise ValueError(
                 f"{y.shape[0]} targets with {self.views} views each need "
@@ -70,6 +75,19 @@ class PerExample(Layered):
             method = self._method_for(x, y)
             parameters = self.trainable  # A model may add or freeze some when it is first called.
         self.method = method
+        versions = [p._version for p in parameters.values()]
+        found = self._pass(method, x, y, parameters)
+        for (name, p), version in zip(parameters.items(), versions, strict=True):
+            if p._version != version:
+                raise UserError(
+                    f"The model writes into its parameter '{name}' when it runs: what it has seen "
+                    "of the data would be released without noise. Training cannot go on."
+                )
+        return found
+
+    def _pass(
+        self, method: str, x: Tensor, y: Tensor, parameters: dict[str, nn.Parameter]
+    ) -> PerExampleGradients:
         compiled = self._compiled_for(x, y, tuple(parameters)) if method == "layers" else None
         if compiled is not None:
             return compiled(x, y)
@@ -104,6 +122,14 @@ class PerExample(Layered):
             self.prepare(x)
             method = choose_method(self, x, y)
             self._checked[signature] = method, y.shape[0]
+            if method == "loop" and not self._said:
+                self._said = True
+                reasons = "; ".join(f"{way}: {why}" for way, why in self.passed_over.items())
+                warnings.warn(
+                    f"Examples run through this model one at a time, which is slow, because no "
+                    f"faster way was right for it ({reasons}).",
+                    stacklevel=4,
+                )
         self.method = method
         return method
 
@@ -115,6 +141,17 @@ class PerExample(Layered):
         if key not in self._compiled:
             self._compiled[key] = compiled_pass(self, x, y, self.precision)
         return self._compiled[key]
+
+
+def _check_inputs(x: object, y: object) -> None:
+    """Say what is wrong with inputs of a kind that gradients cannot be taken of."""
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        kinds = f"{type(x).__name__} and {type(y).__name__}"
+        raise UserError(f"Inputs and targets must be tensors, not {kinds}.")
+    if torch.is_inference_mode_enabled() or x.is_inference() or y.is_inference():
+        raise UserError(
+            "Gradients cannot be taken in torch.inference_mode, nor of tensors made in it."
+        )
 
 
 __all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy", "per_example_losses"]

@@ -13,6 +13,8 @@ Nothing is checked here: see `sfumato.privacy.gradients`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +26,7 @@ from sfumato.privacy.leaves import Leaves, NotPerLayer, by_rule, by_vmap, deferr
 from sfumato.privacy.losses import Loss, cross_entropy, per_example_losses
 from sfumato.privacy.paths import Path, Tapped, assign, kind_of, size_of, tapped
 from sfumato.privacy.reference import one_at_a_time
-from sfumato.privacy.refuse import refuse_mixing_layers
+from sfumato.privacy.refuse import refuse_loss, refuse_mixing_layers, refuse_parameters
 from sfumato.privacy.summing import Deferred, Gradients
 
 METHODS = ("layers", "torch.func", "loop")
@@ -48,7 +50,10 @@ class Layered:
     ) -> None:
         if views < 1:
             raise UserError(f"An example needs at least one view, not {views}.")
+        model = getattr(model, "_orig_mod", model)  # What torch.compile was given.
         refuse_mixing_layers(model)
+        refuse_parameters(model)
+        refuse_loss(loss)
         self.model, self.loss, self.views, self.check = model, loss, views, check
         self.precision = precision
         self._deferring: dict[object, dict[nn.Module, tuple[Geometry, torch.Size]]] = {}
@@ -135,25 +140,30 @@ class Layered:
     ) -> list[Tensor | Deferred | None]:
         """Differentiate, map derived weights back to their parameters, and sum uses."""
         theta = list(parameters.values())
-        direct = list(leaves.of_parameter.values())
-        later = [leaf for _, leaf, _ in leaves.deferred.values()]
-        derived = [leaf for _, leaf in leaves.of_derived]
+        # Layers within a checkpoint run again in the backward pass, and ask for leaves again.
+        direct, later = dict(leaves.of_parameter), dict(leaves.deferred)
+        derived = list(leaves.of_derived)
         if not total.requires_grad:
             return [None] * len(theta)
-        wanted = [*direct, *derived, *later, *theta]
-        grads = torch.autograd.grad(total, wanted, allow_unused=True)
-        if any(g is not None for g in grads[-len(theta) :]):
+        groups = (
+            list(direct.values()),
+            [leaf for _, leaf in derived],
+            [leaf for _, leaf, _ in later.values()],
+            theta,
+        )
+        grads = torch.autograd.grad(total, [t for g in groups for t in g], allow_unused=True)
+        ours, of_derived, of_later, stray = _split(grads, [len(g) for g in groups])
+        if any(g is not None for g in stray):
             raise NotPerLayer("a parameter is used outside the layer that owns it")
         found: dict[int, Tensor] = {}
         kept: dict[int, DeferredFilters] = {}
-        start = len(direct) + len(derived)
-        for (key, (x, _, at)), d in zip(leaves.deferred.items(), grads[start:], strict=False):
+        for (key, (x, _, at)), d in zip(later.items(), of_later, strict=True):
             if d is not None:
                 kept[key] = DeferredFilters(x, d, parameters[key].detach(), at)
-        for key, grad in zip(leaves.of_parameter, grads, strict=False):
+        for key, grad in zip(direct, ours, strict=True):
             if grad is not None:
                 found[key] = grad
-        for (weight, _), grad in zip(leaves.of_derived, grads[len(direct) :], strict=False):
+        for (weight, _), grad in zip(derived, of_derived, strict=True):
             if grad is None:
                 continue
             mapped = torch.autograd.grad(
@@ -164,3 +174,13 @@ class Layered:
                     key = id(parameter)
                     found[key] = found[key] + part if key in found else part
         return [found.get(id(p), kept.get(id(p))) for p in theta]
+
+
+def _split(
+    found: Sequence[Tensor | None], sizes: Sequence[int]
+) -> Iterator[Sequence[Tensor | None]]:
+    """Consecutive parts of these sizes."""
+    start = 0
+    for size in sizes:
+        yield found[start : start + size]
+        start += size

@@ -341,11 +341,44 @@ def rms_norm(layer: nn.RMSNorm, own: Own, x: Tensor) -> Tensor:
     return _scale_and_shift(y, own, channels_first=False)
 
 
+class _Embedding(torch.autograd.Function):
+    """Rows of a table, whose leaf receives per-example gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, weight_leaf: Tensor, padding: int | None, views: int
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.settings = weight.shape, padding, views
+        return F.embedding(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        (rows, width), padding, views = ctx.settings
+        examples = x.shape[0] // views
+        places = x.reshape(examples, -1, 1).long()
+        d = d.reshape(examples, -1, width)
+        dw = d.new_zeros(examples, rows, width).scatter_add_(1, places.expand_as(d), d)
+        if padding is not None:
+            dw[:, padding] = 0
+        return None, None, dw, None, None
+
+
+_embedding: Callable[..., Tensor] = _Embedding.apply
+
+
+def embedding(layer: nn.Embedding, own: Own, x: Tensor) -> Tensor:
+    """Rule for `nn.Embedding`, whose padding row receives nothing."""
+    return _embedding(x, own.weight, own.weight_leaf, layer.padding_idx, own.views)
+
+
 RULES: dict[type[nn.Module], Rule] = {
     nn.Conv1d: conv1d,
     nn.Conv2d: conv2d,
     nn.ConvTranspose2d: conv_transpose2d,
     nn.Linear: linear,
+    nn.Embedding: embedding,
     nn.GroupNorm: group_norm,
     nn.InstanceNorm1d: instance_norm,
     nn.InstanceNorm2d: instance_norm,

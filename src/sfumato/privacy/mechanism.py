@@ -71,6 +71,7 @@ class PrivateGradients:
         self._history: list[Step] = []
         self._sums: dict[str, Tensor] | None = None
         self._summed_with: ClippingRule | None = None
+        self._drawn_by: PoissonSampler | None = None
         self._observed: Tensor | None = None
         self._statistics = BatchStatistics()
 
@@ -135,8 +136,9 @@ class PrivateGradients:
             y: `(examples,)` targets.
             weights: One for an example that was drawn, zero for padding.
         """
-        if weights is not None and weights.shape != y.shape[:1]:
-            raise ValueError(f"{y.shape[0]} examples have {tuple(weights.shape)} weights")
+        if weights is not None:
+            _check_weights(weights, y)
+        self._same_sampler()
         self._add(self._gradients(x, y), y, weights)
 
     def _gradients(self, x: Tensor, y: Tensor) -> PerExampleGradients:
@@ -148,8 +150,12 @@ class PrivateGradients:
         drawn = torch.ones(y.shape[0], dtype=torch.bool, device=y.device)
         if weights is not None:
             drawn = weights.to(y.device) > 0
-        squared = gradients.squared_norms()
         parameters = self.per_example.trainable
+        if not parameters:
+            raise UserError("Every parameter of the model is frozen: there is nothing to train.")
+        if self._sums is not None and not _alike(self._sums, parameters):
+            raise RuntimeError(_CHANGED)
+        squared = gradients.squared_norms()
         rule = self._same_rule(parameters)
         scales = rule.weights(squared)
         if rule.uniform:
@@ -167,7 +173,7 @@ class PrivateGradients:
         parts = [part.to(t.dtype) for t, part in zip(own, sums, strict=True)]
         # Nothing may fail from here on: what was added would be added again.
         torch._foreach_add_(own, parts)
-        self._sums, self._summed_with = totals, rule
+        self._sums, self._summed_with, self._drawn_by = totals, rule, self.sampler
         self._statistics = statistics
         if observed is not None:
             self._observed = observed
@@ -187,8 +193,9 @@ class PrivateGradients:
         """
         parameters = self.per_example.trainable
         sums = _zeros(parameters) if self._sums is None else self._sums
-        if parameters.keys() != sums.keys():
-            raise RuntimeError("parameters were frozen or unfrozen between accumulate and release")
+        if not _alike(sums, parameters):
+            raise RuntimeError(_CHANGED)
+        self._same_sampler()
         event, rule = self.step_event, self._same_rule(parameters)
         noise = GaussianNoise(rule.gradient_noise(event.noise_multiplier))
         if before is not None:
@@ -208,7 +215,12 @@ class PrivateGradients:
     def discard(self) -> None:
         """Forget what has been accumulated since the last release."""
         self._sums, self._observed, self._statistics = None, None, BatchStatistics()
-        self._summed_with = None
+        self._summed_with = self._drawn_by = None
+
+    def _same_sampler(self) -> None:
+        """The event of a release has the rate of the sampler that the examples were drawn by."""
+        if self._drawn_by is not None and self._drawn_by != self.sampler:
+            raise RuntimeError("the sampler was changed between accumulate and release")
 
     def _bound(self, parameters: dict[str, nn.Parameter]) -> ClippingRule:
         """The rule as it is now, for these parameters, which are those trained now."""
@@ -279,6 +291,27 @@ def _check_kinds(sampler: object, clipping: object, noise: object) -> None:
     for name, given, kind, example in wanted:
         if not isinstance(given, kind):
             raise UserError(f"{name} must be something like {example}, not {given!r}.")
+
+
+_CHANGED = "parameters were frozen or unfrozen, or replaced, between accumulate and release"
+
+
+def _alike(sums: dict[str, Tensor], parameters: dict[str, nn.Parameter]) -> bool:
+    """Whether what was summed is of these parameters."""
+    return sums.keys() == parameters.keys() and all(
+        total.shape == parameters[name].shape for name, total in sums.items()
+    )
+
+
+def _check_weights(weights: Tensor, y: Tensor) -> None:
+    """One or zero for each example; values are looked at only where that takes no waiting."""
+    if weights.shape != y.shape[:1]:
+        raise ValueError(f"{y.shape[0]} examples have {tuple(weights.shape)} weights")
+    if weights.device.type == "cpu" and not bool(((weights == 0) | (weights == 1)).all()):
+        raise UserError(
+            "Weights must be one for an example that was drawn and zero for padding: an example "
+            "that counts in part, or twice, has no place in the mechanism."
+        )
 
 
 def _zeros(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:

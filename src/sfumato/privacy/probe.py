@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy.isolation import (
+    CUT,
     KINDS,
     LOOSE,
     how_examples_mix,
     look,
     random_rows,
     random_targets,
+    replacement,
     shape_complaint,
     without,
 )
@@ -30,6 +32,7 @@ from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
 from sfumato.privacy.precision import any_algorithm, full_precision
 from sfumato.privacy.reference import one_at_a_time
+from sfumato.privacy.refuse import refuse_mixing_layers
 from sfumato.privacy.state import PROBE_SEED, Snapshot, Still, seed, undisturbed
 from sfumato.privacy.summing import Gradients
 from sfumato.privacy.tracing import distance
@@ -37,6 +40,8 @@ from sfumato.privacy.tracing import distance
 if TYPE_CHECKING:
     from sfumato.privacy.losses import Loss
 
+
+_MOVES = "changing one example moves the gradients of others"
 
 _ENOUGH = 32
 """Examples for which a pass is checked that serves as another's reference."""
@@ -132,12 +137,14 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
         UserError: If one example can reach another.
     """
     model = engine.model
+    refuse_mixing_layers(model)
     engine.passed_over.clear()
     with undisturbed(model), full_precision(x.device), any_algorithm():
         draws = Draws.for_model(model, engine.loss, x, y)
         trials = [(engine, draws.like_x.dtype)]
         comparison: Comparison = "not at all"
         if engine.check:
+            _refuse_mixing_loss(engine, draws)
             _refuse_mixing(engine, draws, x.shape[0])
             comparison = how_to_compare(model, draws.x(3))
             twin = double_of(engine, draws)
@@ -150,6 +157,13 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
                     largest = min(largest, _ENOUGH)
                 allowed = tolerance(dtype, confirmed=len(trials) > 1)
                 objection = _objection(trial, method, draws, dtype, largest, comparison, allowed)
+                if objection and objection.startswith(_MOVES) and method == METHODS[-2]:
+                    # The model ran on one example at a time, so it is the loss or what is kept.
+                    raise UserError(
+                        f"This model cannot be trained with differential privacy: {objection}, "
+                        "even if each runs through the model alone. Look at the loss, and at what "
+                        "model and loss keep between calls."
+                    )
                 if objection:
                     engine.passed_over[method] = objection
                     break
@@ -179,6 +193,58 @@ def _refuse_mixing(engine: Layered, draws: Draws, rows: int) -> None:
             )
 
 
+def _refuse_mixing_loss(engine: Layered, draws: Draws) -> None:
+    """Change one target, and look at the losses and derivatives of the others.
+
+    Raises:
+        UserError: The loss of an example depends on another's target, or on what came before.
+    """
+    outputs, y = look(engine.model, draws.x(5), None).outputs, draws.y(5)
+    state = Snapshot(engine.loss) if isinstance(engine.loss, nn.Module) else None
+
+    def seen(targets: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = outputs.detach().clone().requires_grad_(outputs.is_floating_point())
+        seed(engine.model)
+        with torch.enable_grad():
+            own = engine.loss(leaf, targets)
+            (slope,) = torch.autograd.grad(own.sum(), [leaf], allow_unused=True)
+        if state is not None:
+            after = Snapshot(engine.loss)  # type: ignore[arg-type]
+            state.put_back()
+            if name := state.first_difference(after):
+                raise UserError(
+                    f"The loss keeps what it has seen in '{name}', so that the loss of one example "
+                    "depends on others: use one that keeps nothing."
+                )
+        return own.detach(), torch.zeros_like(leaf) if slope is None else slope
+
+    try:
+        before, again = seen(y), seen(y)
+    except UserError:
+        raise
+    except Exception:
+        return  # What is wrong with it is said where it is used.
+    if before[0].shape != y.shape[:1]:
+        return
+    exact = all(torch.equal(a, b) for a, b in zip(before, again, strict=True))
+    for j in (0, 4):
+        other = next((k for k in range(5) if not torch.equal(y[k], y[j])), None)
+        if other is None:
+            continue
+        changed = y.clone()
+        changed[j] = y[other]
+        others = without(5, j).to(outputs.device)
+        after = seen(changed)
+        moved = max(distance(a[others], b[others]) for a, b in zip(before, after, strict=True))
+        if moved > (0.0 if exact else LOOSE.get(outputs.dtype, 1e-2)):
+            raise UserError(
+                f"The loss of one example moves with the target of another by {moved:.1e}, so this "
+                "cannot be trained with differential privacy: look for targets of shape (n,) "
+                "beside outputs of shape (n, 1), which targets.view_as(outputs) mends, and for "
+                "class weights or means that are taken of the batch."
+            )
+
+
 def is_random(model: nn.Module, x: Tensor) -> bool:
     """Whether the model's outputs depend on the random state."""
     return distance(*(look(model, x, None, at=at).outputs for at in (1, 2))) > 0
@@ -190,6 +256,7 @@ def double_of(engine: Layered, draws: Draws) -> Layered | None:
         return None
     try:
         twin = copied(engine.model).double()
+        _fill_zeros(twin)
         x, y = _as(draws.x(engine.views), torch.float64), _as(draws.y(1), torch.float64)
         one_at_a_time(twin, x, y, loss=engine.loss, views=engine.views)
         double = Layered(twin, loss=engine.loss, views=engine.views, check=False)
@@ -197,6 +264,15 @@ def double_of(engine: Layered, draws: Draws) -> Layered | None:
         return double
     except Exception:
         return None
+
+
+@torch.no_grad()
+def _fill_zeros(model: nn.Module) -> None:
+    """Give parameters that begin at zero, and hide what is behind them, other values."""
+    generator = torch.Generator().manual_seed(PROBE_SEED)
+    for p in model.parameters():
+        if p.requires_grad and p.is_floating_point() and not bool(p.any()):
+            p.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -269,10 +345,15 @@ def _objection(
             x, y = _as(draws.x(examples * engine.views), dtype), _as(draws.y(examples), dtype)
             small = examples <= 3
             if small:
-                loose = 0.0 if _repeats(run(x, y), run(x, y)) else LOOSE.get(dtype, 1e-2)
-                moved = _moves_with(run, x, y, examples - 1, engine.views, run(x, y))
+                baseline = run(x, y)
+                loose = 0.0 if _repeats(baseline, run(x, y)) else LOOSE.get(dtype, 1e-2)
+                changes = [(examples - 1, KINDS[-1])]
+                if examples == 3 and dtype == draws.like_x.dtype:
+                    # Rows may be put into an order that only such examples change.
+                    changes += [(0, "zeros"), (0, CUT), (2, CUT), (1, "large"), (2, "opposite")]
+                moved = _moves_with(run, x, y, changes, engine.views, baseline)
                 if moved > loose:
-                    return f"changing one example moves the gradients of others by {moved:.1e}"
+                    return f"{_MOVES} by {moved:.1e}"
             if comparison == "not at all":
                 continue
             with held(engine.model, comparison):
@@ -283,9 +364,10 @@ def _objection(
                 if not worst <= allowed:
                     return f"the gradients differ from the reference by {worst:.1e}"
                 if not small:
-                    moved = _moves_with(run, x, y, examples // 3, engine.views, ours)
+                    changes = [(examples // 3, KINDS[-1])]
+                    moved = _moves_with(run, x, y, changes, engine.views, ours)
                     if moved > loose:
-                        return f"changing one example moves the gradients of others by {moved:.1e}"
+                        return f"{_MOVES} by {moved:.1e}"
     except UserError:
         raise
     except NotPerLayer as reason:
@@ -311,26 +393,31 @@ def _moves_with(
     run: Callable[[Tensor, Tensor], Gradients],
     x: Tensor,
     y: Tensor,
-    j: int,
+    changes: Iterable[tuple[int, str]],
     views: int,
     baseline: Gradients,
 ) -> float:
-    """How far other examples' norms and losses move when example j turns into NaN."""
+    """How far other examples' norms and losses move when one turns into something else."""
     norms, losses = baseline.squared_norms(), baseline.losses
     del baseline
-    changed = x.clone()
-    changed[j * views : (j + 1) * views] = float("nan") if x.is_floating_point() else 0
-    try:
-        after = run(changed, y)
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        return 0.0
-    others = without(y.shape[0], j).to(norms.device)
-    return max(
-        distance(norms[others], after.squared_norms()[others]),
-        distance(losses[others], after.losses[others]),
-    )
+    moved = 0.0
+    for j, kind in changes:
+        changed = x
+        for row in range(j * views, (j + 1) * views):
+            changed = replacement(changed, row, kind)
+        try:
+            after = run(changed, y)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            continue
+        others = without(y.shape[0], j).to(norms.device)
+        moved = max(
+            moved,
+            distance(norms[others], after.squared_norms()[others]),
+            distance(losses[others], after.losses[others]),
+        )
+    return moved
 
 
 def _alone(

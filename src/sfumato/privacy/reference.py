@@ -37,7 +37,7 @@ def one_at_a_time(
             # that are not leaves may be changed in place.
             rows = leaf * 1 if leaf.requires_grad else leaf
             out, own = per_example_losses(model, loss, rows, y[i : i + 1], views)
-        total = own.sum()
+            total = own.sum()
         wanted = [*parameters.values(), *([leaf] if leaf.requires_grad else [])]
         grads: Sequence[Tensor | None] = [None] * len(parameters)
         if total.requires_grad:

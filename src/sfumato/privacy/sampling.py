@@ -63,10 +63,31 @@ class PoissonSampler:
         trials = torch.rand(self.examples, generator=generator, device=device, dtype=torch.float64)
         return (trials < self.rate).nonzero().squeeze(1).cpu()
 
-    def batches(self, steps: int, generator: torch.Generator | None = None) -> Iterator[list[int]]:
+    def batches(self, steps: int, generator: torch.Generator | None = None) -> PoissonBatches:
         """One draw for each step, as `torch.utils.data.DataLoader` takes its `batch_sampler`."""
-        for _ in range(steps):
-            yield self.draw(generator).tolist()
+        return PoissonBatches(self, steps, generator)
+
+
+@dataclass(frozen=True)
+class PoissonBatches:
+    """The draws of so many steps; going over them again draws anew.
+
+    Attributes:
+        sampler: Whose draws.
+        steps: How many.
+        generator: Source of the randomness; the global one if None.
+    """
+
+    sampler: PoissonSampler
+    steps: int
+    generator: torch.Generator | None = None
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(self.steps):
+            yield self.sampler.draw(self.generator).tolist()
 
 
 def physical_batches(draw: Tensor, size: int, *, start: int = 0) -> Iterator[PhysicalBatch]:

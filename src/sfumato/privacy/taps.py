@@ -78,7 +78,7 @@ class Taps:
         self._frozen: list[tuple[Callable[[], Tensor], Tensor]] = []
         assigned = engine._ways()
         for _, module, how in assigned:
-            if how == "torch.func" or kind_of(module) not in RULES:
+            if how == "torch.func" or kind_of(module) not in RULES or kind_of(module) in _SLOW:
                 raise NotCompiled(f"{type(module).__name__} has no rule")
         by_operator = way is not None or (kernels.AVAILABLE and x.is_cuda and dtype in _NARROW)
         shapes = outputs_of(engine.model, x[:1]) if by_operator else {}
@@ -324,6 +324,9 @@ class Taps:
 
         return self._parameters(module, name, step), pullback
 
+
+_SLOW = (nn.Embedding,)
+"""Layers with a rule that the compiled pass does without."""
 
 _NARROW = (torch.bfloat16, torch.float16)
 
