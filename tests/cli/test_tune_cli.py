@@ -24,13 +24,19 @@ def test_the_best_comes_first_with_words_for_the_statement(run: Run, tmp_path: P
     assert table[1].split()[0] == "4" and table[2].split()[0] == "1e-06"
     assert "Best: --set optimizer.lr=4" in found.out
     assert "privacy.tuned='the accuracy of 2 runs" in found.out
-    assert "Together these runs spend epsilon" in found.out
+    assert "no bound on what they give away together" in found.out
     assert (out / "trials.png").stat().st_size > 1000
     again = run(*tried)
     assert again.code == 0 and "step" not in again.out
     other = run("digits", "--try", "privacy.clip=2", *QUICK, "--out", str(out))
     assert other.code == 0 and "3 runs" in other.out
     assert "optimizer.lr 1e-06, 4; privacy.clip 2" in other.out
+
+
+def test_runs_with_noise_of_their_own_have_a_sum(run: Run, tmp_path: Path) -> None:
+    words = ("digits", "--try", "optimizer.lr=1,4", "--set", "training.steps=2")
+    found = run(*words, "--out", str(tmp_path / "t"))
+    assert found.code == 0 and "Together these runs spend epsilon" in found.out
 
 
 @pytest.mark.parametrize(

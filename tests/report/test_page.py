@@ -206,6 +206,8 @@ def test_several_runs_cost_more_together(tmp_path: Path) -> None:
     assert total > max(run.spent or 0 for run in runs)
     assert f"ε = {total:.2f}" in Elements(page(runs, [Measured(), Measured()])).text
     assert together(runs[:1]) is None
+    seeded = [make(tmp_path / name, changes={"training.seed": 3}) for name in ("c", "d")]
+    assert together(gather(seeded)) is None, "the same noise cancels"
 
 
 def test_dominated_runs(tmp_path: Path) -> None:

@@ -147,6 +147,18 @@ def test_a_panel_of_which_nothing_was_run_takes_no_room(tmp_path: Path) -> None:
     assert wide[0] < 0.7 * wide[1]
 
 
+def test_a_page_of_somebody_else_is_not_written_over(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "README.md").write_text("my notes")
+    with pytest.raises(UserError, match="was not written by"):
+        tables.render(tmp_path, docs)
+    assert [p.name for p in docs.iterdir()] == ["README.md"]
+    (docs / "README.md").unlink()
+    tables.render(tmp_path, docs)
+    tables.render(tmp_path, docs)
+
+
 def test_without_results_no_figure_is_drawn(tmp_path: Path) -> None:
     assert [f for p in PAPERS for f in figures.draw(p.key, [], tmp_path)] == []
 

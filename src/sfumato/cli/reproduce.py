@@ -28,7 +28,7 @@ def reproduce(
     what: list[str] = typer.Argument(
         None,
         metavar="[PAPER[/ROW]]...",
-        help="What to run, such as 004, 002/fashion-tanh or '001/*cifar10*'.",
+        help="What to run, such as 004, 002/fashion-tanh or '001/\\*cifar10\\*'.",
     ),
     seeds: int = typer.Option(3, min=1, help="Runs per row, with seeds 0, 1, 2 and so on."),
     setting: str = typer.Option(
@@ -142,6 +142,8 @@ def _watch() -> Iterator[Reporter]:
 def _render(results: Path, docs: Path) -> None:
     from sfumato.reproduce.tables import render
 
+    if not results.is_dir():
+        raise UserError(f"There is no folder of results at {results}: --results names another.")
     written = render(results, docs)
     typer.echo(f"Wrote {len(written)} files to {docs} from {results}.")
 

@@ -57,7 +57,7 @@ def tune(
     from sfumato.cli.progress import console, watched
     from sfumato.pictures import trials as picture
     from sfumato.recipe import parse_setting
-    from sfumato.report.runs import gather, together
+    from sfumato.report.runs import gather, share_seed, together
     from sfumato.training import tune as tuning
     from sfumato.training.loop import Stopped
 
@@ -95,7 +95,15 @@ def tune(
         [t.settings for t in found], [t.accuracy for t in found], path,
         title=f"{len(found)} runs of {chosen.name}",
     )  # fmt: skip
-    if (total := together(gather([out / trial.folder for trial in found]))) is not None:
+    runs = gather([out / trial.folder for trial in found])
+    if share_seed(runs):
+        console.print(
+            "\nThese runs have one seed, and so the same noise, which cancels between them: there "
+            "is no bound on what they give away together. Make none of them known but one.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    elif (total := together(runs)) is not None:
         console.print(
             f"\nTogether these runs spend epsilon {total:.3f} at delta {chosen.privacy.delta:g} "
             "(PLD) on the images that they were trained on. Those held out are not covered.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -85,6 +86,38 @@ def outside_options(name: str) -> dict[str, Option]:
         for key, parameter in inspect.signature(build).parameters.items()
         if key not in ("classes", "channels", "size")
     }
+
+
+TRUSTED = "SFUMATO_MODELS"
+"""Environment variable: modules whose models a weights file may name, separated by commas."""
+
+
+def refuse_strangers(name: str, where: object) -> None:
+    """Raise a `UserError` for a model whose code the user has not vouched for.
+
+    Guarantee: Of what a weights file names, only code in the current folder, or of a module that
+    the user listed in `SFUMATO_MODELS`, is ever imported or called: a file may be anybody's.
+    """
+    top = name.partition(":")[0].partition(".")[0]
+    if top in os.environ.get(TRUSTED, "").replace(" ", "").split(","):
+        return
+    try:
+        with _current_folder_last():
+            spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    here = os.path.realpath(os.getcwd())
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    for place in places:
+        # Modules within the interpreter have a word in this place, such as "frozen".
+        path = os.path.realpath(place) if place and os.path.isabs(place) else ""
+        inside = path.startswith(here + os.sep)
+        if inside and "site-packages" not in path.split(os.sep):
+            return
+    raise UserError(
+        f"{where} is of the model '{name}', whose code is not sfumato's and does not lie in the "
+        f"folder that you are in. If you trust it, run from its folder, or set {TRUSTED}={top}."
+    )
 
 
 def _load(name: str) -> Callable[..., object]:

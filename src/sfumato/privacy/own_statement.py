@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sfumato import version
 from sfumato.privacy.accounting import Step, epsilon
 from sfumato.privacy.sampling import PoissonSampler
-from sfumato.privacy.statement import tuning
+from sfumato.privacy.statement import tuning, upwards
 
 _RELATION = "adding or removing one training example"
 
@@ -38,7 +38,7 @@ def own_statement(
     return f"""# Privacy statement
 
 The noisy gradients that were released, and so all weights made of nothing else, satisfy
-**({spent["pld"]:.4g}, {delta:g})-differential privacy** with respect to {_RELATION}
+**({upwards(spent["pld"])}, {delta:g})-differential privacy** with respect to {_RELATION}
 of '{data}', if the conditions below were kept.
 
 | | |

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 
 from sfumato.privacy.accounting import Step
 from sfumato.privacy.composition import Exposure
@@ -112,6 +113,15 @@ def meaning(epsilon: float, delta: str) -> str:
     )
 
 
+def upwards(epsilon: float, digits: int = 4) -> str:
+    """An epsilon to some digits, rounded up: what is stated must hold."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:.{digits}g}"
+    exact = Decimal(epsilon)
+    place = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
+    return f"{float(exact.quantize(place, rounding=ROUND_CEILING)):.{digits}g}"
+
+
 def factor(epsilon: float) -> str:
     """e^epsilon as people write it."""
     if epsilon >= 50:
@@ -213,8 +223,8 @@ def statement(facts: Facts) -> str:
     return f"""# Privacy statement
 
 The weights in `model.safetensors` (and those in every checkpoint) satisfy
-**({f.epsilon[f.accountant]:.4g}, {f.delta:g})-differential privacy** with respect to {RELATION} of
-'{f.data}'.
+**({upwards(f.epsilon[f.accountant])}, {f.delta:g})-differential privacy** with respect to
+{RELATION} of '{f.data}'.
 
 {_in_plain_words(f)}
 

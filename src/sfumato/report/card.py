@@ -14,6 +14,7 @@ import json
 import re
 
 from sfumato import version
+from sfumato.privacy.statement import upwards
 from sfumato.report import guarantee
 from sfumato.report.detail import without_seed
 from sfumato.report.measure import Measured, disagreement
@@ -92,7 +93,7 @@ def _summary(run: Run, measured: Measured) -> str:
     kinds = "" if measured.classes is None else f" into {measured.classes} classes"
     result = "" if run.accuracy is None else f" Test accuracy: **{100 * run.accuracy:.2f} %**."
     price = (
-        f" Privacy: **ε = {run.spent:.4g}, δ = {run.recipe.privacy.delta:g}** for one image."
+        f" Privacy: **ε = {upwards(run.spent)}, δ = {run.recipe.privacy.delta:g}** for one image."
         if run.private and run.spent is not None
         else " **It has no privacy guarantee.**"
     )

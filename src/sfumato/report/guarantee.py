@@ -6,7 +6,7 @@ a readable ledger, without an end, or with noise from a seed says so before any 
 
 from __future__ import annotations
 
-from sfumato.privacy.statement import LARGE, RELATION, factor, meaning, tuning
+from sfumato.privacy.statement import LARGE, RELATION, factor, meaning, tuning, upwards
 from sfumato.report.runs import Run
 from sfumato.report.words import power
 
@@ -32,12 +32,12 @@ def in_words(run: Run) -> str:
         secret = "as long as nobody else sees `secret.key`, which lies in the folder until the end"
         condition = "" if run.seeded else f", {secret}"
         return (
-            f"The run has not finished. It has spent ε = {run.spent:.4g} at δ = {delta} so far, "
-            f"of {run.recipe.privacy.epsilon:g}; that holds for the weights in its checkpoints"
+            f"The run has not finished. It has spent ε = {upwards(run.spent)} at δ = {delta} so "
+            f"far, of {run.recipe.privacy.epsilon:g}; that holds for the weights in its checkpoints"
             f"{condition}. {plainly}"
         )
     return (
-        f"The weights satisfy ({run.spent:.4g}, {delta})-differential privacy with respect to "
+        f"The weights satisfy ({upwards(run.spent)}, {delta})-differential privacy with respect to "
         f"{RELATION} of '{run.data}'. {plainly}"
     )
 

@@ -258,13 +258,26 @@ def _epsilon(history: Sequence[Step], delta: float, accountant: str) -> float:
 def together(runs: Sequence[Run]) -> float | None:
     """What the private ones of several runs spend on the same images if all are made known.
 
-    By PLD, at their common delta; None where there are not at least two with one delta.
+    By PLD, at their common delta; None where there are not at least two with one delta, or where
+    two have one seed: they have the same noise then, which cancels between them.
     """
     private = [run for run in runs if run.private and run.epsilon]
     if len(private) < 2 or len({run.recipe.privacy.delta for run in private}) != 1:
         return None
+    if share_seed(private):
+        return None
     history = [step for run in private for step in (*run.origin.before, *run.history)]
     return _epsilon(merge(history), private[0].recipe.privacy.delta, "pld") if history else None
+
+
+def share_seed(runs: Sequence[Run]) -> bool:
+    """Whether two of the private runs have one stated seed, and so the same noise."""
+    seeds = [
+        run.recipe.training.seed
+        for run in runs
+        if run.private and run.recipe.training.seed is not None
+    ]
+    return len(seeds) != len(set(seeds))
 
 
 def tasks(runs: Sequence[Run]) -> list[list[Run]]:

@@ -116,7 +116,7 @@ def _remarks(runs: Sequence[Run]) -> list[Child]:
             continue
         total = together(group)
         cost = (
-            "more than any of the numbers above"
+            "more than any of the numbers above, and without a bound where two have one seed,"
             if total is None
             else f"at most ε = {total:.2f} (PLD, δ = {power(private[0].recipe.privacy.delta)})"
         )

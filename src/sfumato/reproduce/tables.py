@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.data.catalogue import CATALOGUE
 from sfumato.data.subset import PAPER as SUBSETS
+from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.reproduce import ledger
 from sfumato.reproduce.ledger import Entry
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sfumato.reproduce.figures import Picture
 
 WORDS: dict[Setting, str] = {"published": "as published", "best": "best"}
+_OURS = "This page is written by `sfumato reproduce --render`."
 _HEADER = (
     "row", "ε", "setting", "published", "ours", "all seeds", "min – max", "verdict", "minutes",
 )  # fmt: skip
@@ -82,6 +84,9 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
     from sfumato.reproduce import figures
 
     entries = ledger.read(results)
+    index = out / "README.md"
+    if index.is_file() and _OURS not in index.read_text(encoding="utf-8", errors="replace"):
+        raise UserError(f"{index} was not written by `sfumato reproduce`: name another --docs.")
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for paper in PAPERS:
@@ -92,7 +97,6 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
         write_whole(page, _page(paper, entries, pictures).encode())
         written += [page, *(out / picture.file for picture in pictures)]
     front = figures.pareto(entries, out / "pareto-cifar10.png")
-    index = out / "README.md"
     write_whole(index, _index(entries, front.name).encode())
     return [*written, front, index]
 
@@ -102,8 +106,7 @@ def _index(entries: Sequence[Entry], front: str) -> str:
         "# Results",
         "",
         "Every number of ours is the accuracy on the test set of a run that `sfumato reproduce` "
-        "made from a packaged recipe; the runs are in `results/`, one line each. This page is "
-        "written by `sfumato reproduce --render`.",
+        f"made from a packaged recipe; the runs are in `results/`, one line each. {_OURS}",
         "",
         f"![Accuracy on CIFAR-10 against epsilon]({front})",
         "",

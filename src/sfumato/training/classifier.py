@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sfumato import models
 from sfumato.data.test_time import CHOICES, averaged
 from sfumato.errors import UserError
+from sfumato.models._outside import refuse_strangers
 from sfumato.training.files import WEIGHTS, write_whole
 
 FORMAT = "sfumato-1"
@@ -142,6 +143,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
             raise ValueError(f"there are no test views {description.test_views!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
+    if ":" in description.model:
+        refuse_strangers(description.model, path)
     network = models.create(
         description.model,
         classes=len(description.classes),

@@ -218,8 +218,10 @@ def _judged(
 
 
 def _same_set(a: str, b: str) -> bool:
-    """Whether two names are of one catalogued data set; folders may share a name by chance."""
-    return canonical(a) is not None and canonical(a) == canonical(b)
+    """Whether two names are of one catalogued data set, or of one place as seen from here."""
+    if canonical(a) is not None or canonical(b) is not None:
+        return canonical(a) == canonical(b)
+    return Path(a).expanduser().resolve() == Path(b).expanduser().resolve()
 
 
 def spent(recipe: Recipe, origin: Origin) -> float:
