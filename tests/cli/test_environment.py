@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from sfumato import cli
+
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 SHOW = (
     "import sys, os, sfumato.cli; e = os.environ.get;"
@@ -36,3 +38,27 @@ def test_the_command_says_so_before_pytorch_is_loaded(own: dict[str, str], wante
         check=True,
     )
     assert found.stdout.strip() == wanted
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise OSError(30, "Read-only file system", "/somewhere/runs")
+
+    monkeypatch.setattr("typer.main.get_command", lambda _: fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "/somewhere/runs cannot be used: Read-only file system." in capsys.readouterr().err
+
+
+def test_an_error_of_the_system_without_a_place_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise OSError("something of ours")
+
+    monkeypatch.setattr("typer.main.get_command", lambda _: fail)
+    with pytest.raises(OSError, match="something of ours"):
+        cli.main()

@@ -43,6 +43,8 @@ def test_runs_with_noise_of_their_own_have_a_sum(run: Run, tmp_path: Path) -> No
     ("words", "sentence"),
     [
         ((), "Say what to try"),
+        (("--try", "data.test=true,false"), "never on test images"),
+        (("--try", "data.validation=0.1,0.2"), "the same held-out"),
         (("--try", "optimizer.lr=8..1"), "the smaller one first"),
         (("--try", "optimizer.lr=1..8"), "--trials"),
         (("--try", "optimizer.lt=1"), "Did you mean 'lr'"),

@@ -11,17 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from made_runs import make
 from PIL import Image
+from safetensors.torch import save_file
 
 from sfumato.analysis import evaluate
 from sfumato.errors import UserError
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import Step
+from sfumato.privacy.statement import upwards
 from sfumato.report import guarantee, learning, markup, pareto, results, svg, words
 from sfumato.report.measure import Measured, choose, measure
 from sfumato.report.page import page
 from sfumato.report.runs import gather, tasks, together
+from sfumato.training.classifier import FORMAT
+from sfumato.training.files import WEIGHTS
 
 
 class Elements(HTMLParser):
@@ -208,6 +213,25 @@ def test_several_runs_cost_more_together(tmp_path: Path) -> None:
     assert together(runs[:1]) is None
     seeded = [make(tmp_path / name, changes={"training.seed": 3}) for name in ("c", "d")]
     assert together(gather(seeded)) is None, "the same noise cancels"
+
+
+def test_weights_of_another_epsilon_leave_no_guarantee(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a")
+    (run,) = gather([folder])
+    spent = run.spent
+    assert spent is not None
+
+    def put(stated: float) -> None:
+        content = {"guarantee": {"epsilon": {run.accountant: stated}}}
+        save_file({"x": torch.zeros(1)}, folder / WEIGHTS, metadata={FORMAT: json.dumps(content)})
+
+    put(spent)
+    assert gather([folder])[0].spent == spent
+    put(2 * spent)
+    (found,) = gather([folder])
+    assert found.spent is None
+    assert any("the weights state" in problem for problem in found.problems)
+    assert f"({upwards(spent)}," not in Elements(page([found], [Measured()])).text
 
 
 def test_dominated_runs(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import json
 import signal
 import sys
 from pathlib import Path
@@ -207,6 +208,18 @@ def test_part_of_a_line_is_passed_over_and_removed(tmp_path: Path) -> None:
 def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
     (tmp_path / "tiny.jsonl").write_text('{"row": "tiny/a"}\n', encoding="utf-8")
     with pytest.raises(UserError, match="line 1 is not a result: it lacks accuracy"):
+        ledger.read(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["high", None, 84.74, -0.1, float("nan")])
+def test_an_accuracy_that_is_none_is_named(value: object, tmp_path: Path) -> None:
+    path = ledger.append(tmp_path, entry(row("a"), 0.5))
+    content = json.loads(path.read_text()) | {"accuracy": value}
+    path.write_text(json.dumps(content) + "\n")
+    with pytest.raises(UserError, match=r"accuracy is .*, not a number from 0 to 1"):
+        ledger.read(tmp_path)
+    path.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(UserError, match="line 1 is not a result"):
         ledger.read(tmp_path)
 
 

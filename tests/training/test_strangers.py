@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+from sfumato import models
 from sfumato.errors import UserError
 from sfumato.privacy.statement import upwards
 from sfumato.training.classifier import FORMAT, Description, load, save_weights
@@ -60,6 +61,21 @@ def test_own_code_is_run_from_its_folder_or_by_name(
         load(path)
     monkeypatch.setenv("SFUMATO_MODELS", "others, my_own_models")
     assert load(path).classes == ("a", "b")
+
+
+def test_a_model_that_refuses_its_options_is_a_mistake_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_wide_models.py").write_text(
+        "from torch import nn\n"
+        "def wide(classes, width=3):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(16, width), nn.Linear(width, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    made = models.create("my_wide_models:wide", classes=2, channels=1, size=(4, 4), width=5)
+    assert made[1].out_features == 5  # type: ignore[index]
+    with pytest.raises(UserError, match="cannot be built with classes = 2, width = 'abc'"):
+        models.create("my_wide_models:wide", classes=2, channels=1, size=(4, 4), width="abc")
 
 
 @given(st.floats(1e-9, 1e9))

@@ -80,6 +80,12 @@ for _verb in VERBS:
     importlib.import_module(f"sfumato.cli.{_verb}").register(app)
 
 
+def _say(sentence: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[bold red]error:[/] {sentence.replace('[', chr(92) + '[')}"
+    )
+
+
 def main() -> None:
     """Run the command; a user's mistake is one sentence on stderr and exit status 2.
 
@@ -90,9 +96,12 @@ def main() -> None:
             command = typer.main.get_command(app)
         command()
     except UserError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(
-            f"[bold red]error:[/] {str(error).replace('[', chr(92) + '[')}"
-        )
+        _say(str(error))
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        _say(f"{error.filename} cannot be used: {error.strerror}.")
+        sys.exit(2)

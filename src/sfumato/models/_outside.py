@@ -54,7 +54,12 @@ def build_outside(
                 f"The model '{name}' needs a value for its argument '{key}': give it as an option "
                 "of the model, or give the argument a default."
             )
-    model = build(**given)
+    try:
+        model = build(**given)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"The model '{name}' cannot be built with {_listed(given)}: {error}."
+        ) from error
     if not isinstance(model, nn.Module):
         raise UserError(
             f"The model '{name}' returned {type(model).__name__}, but must return a "
@@ -63,6 +68,10 @@ def build_outside(
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         _shape_lazy(model, arguments)
     return model
+
+
+def _listed(given: Mapping[str, object]) -> str:
+    return ", ".join(f"{key} = {value!r}" for key, value in given.items()) or "no arguments"
 
 
 def _shape_lazy(model: nn.Module, arguments: Mapping[str, object]) -> None:

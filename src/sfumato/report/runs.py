@@ -2,11 +2,13 @@
 
 *Guarantee:* Epsilon is computed from the ledger, not copied from the statement, and includes the
 steps that a run's start took on the same images. A ledger that is missing or damaged gives no
-epsilon at all, and where ledger and statement disagree the reader is told.
+epsilon at all, nor does one that disagrees with what the run or its weights state, and the reader
+is told.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
+
+from safetensors import SafetensorError, safe_open
 
 from sfumato import recipes
 from sfumato.data.catalogue import canonical
@@ -23,6 +27,7 @@ from sfumato.privacy.accounting import ACCOUNTANTS, AccountantName, Step, merge
 from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe, differences, from_dict
 from sfumato.training import files, metrics
+from sfumato.training.classifier import FORMAT
 from sfumato.training.start import Origin
 
 _AGREE = 1e-3
@@ -222,13 +227,28 @@ def _read(folder: Path, name: str) -> Run:
         tuple(r for r in records if not r.get("final") and number(r, "step") is not None),
         final, statement, epsilon,
     )  # fmt: skip
-    stated = number(final, "epsilon")
-    if run.spent is not None and stated is not None and abs(run.spent - stated) > _AGREE * stated:
-        problems.append(
-            f"The ledger comes to epsilon {run.spent:.4f}, but the run reported {stated:.4f} when "
-            "it ended: the folder holds files of different runs, or one was edited."
-        )
+    spent = run.spent
+    for who, stated in (
+        ("the run reported {:.4f} when it ended", number(final, "epsilon")),
+        ("the weights state {:.4f}", _in_weights(folder, run.accountant)),
+    ):
+        if spent is not None and stated is not None and abs(spent - stated) > _AGREE * stated:
+            problems.append(
+                f"The ledger comes to epsilon {spent:.4f}, but {who.format(stated)}: the folder "
+                "holds files of different runs, or one was edited. No guarantee is stated."
+            )
+            run = replace(run, epsilon={})
     return replace(run, problems=tuple(problems))
+
+
+def _in_weights(folder: Path, accountant: str) -> float | None:
+    """The epsilon that the released weights state, if there are any and they state one."""
+    try:
+        with safe_open(folder / files.WEIGHTS, framework="numpy") as file:
+            content = json.loads((file.metadata() or {})[FORMAT])
+        return float(content["guarantee"]["epsilon"][accountant])
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError):
+        return None
 
 
 def _recipe(folder: Path, header: Mapping[str, Any], problems: list[str]) -> Recipe:

@@ -91,7 +91,7 @@ def read(folder: Path) -> list[Entry]:
     """
     entries: list[Entry] = []
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         for number, line in enumerate(lines[:-1], start=1):
             if line.strip():
                 entries.append(_entry(line, f"{path}, line {number}"))
@@ -106,6 +106,12 @@ def _entry(line: str, where: str) -> Entry:
     missing = _NEEDED - set(content) if isinstance(content, Mapping) else _NEEDED
     if missing:
         raise UserError(f"{where} is not a result: it lacks {', '.join(sorted(missing))}.")
+    for key in ("accuracy", "accuracy_last"):
+        value = content[key]
+        if not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise UserError(
+                f"{where} is not a result: its {key} is {value!r}, not a number from 0 to 1."
+            )
     return Entry(**{key: value for key, value in content.items() if key in _FIELDS})
 
 

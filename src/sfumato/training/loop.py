@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sfumato.data import Dataset, ImageStore
 from sfumato.data.views import ViewParameters
+from sfumato.errors import UserError
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.noise import Randomness
@@ -125,7 +126,14 @@ class Loop:
 
     def restore(self, state: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint."""
-        self.model.load_state_dict(state.part("model"))
+        try:
+            self.model.load_state_dict(state.part("model"))
+        except RuntimeError:
+            raise UserError(
+                f"The checkpoint of step {state.step} in {self.folder} does not fit the model "
+                f"'{self.recipe.model.name}': its code is not what it was. Give it back its "
+                "layers, or start a new run."
+            ) from None
         checkpoint.restore_optimizer(self.optimizer, state)
         if self.average is not None:
             self.average.load(state.part("average"))

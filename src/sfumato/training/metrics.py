@@ -67,7 +67,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not os.path.exists(path):
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             records.append(json.loads(line))
         except ValueError:

@@ -156,6 +156,12 @@ def tune(
     """
     if not choices:
         raise UserError("Say what to try, such as --try optimizer.lr=1,2,4.")
+    for key in ("data.test", "data.validation"):
+        if key in choices:
+            raise UserError(
+                f"{key} cannot be tried: runs are compared on the same held-out training images, "
+                "and never on test images."
+            )
     held = recipe.data.validation or VALIDATION
     base = recipe.replace({"data.validation": held, "data.test": False})
     for settings in _corners(choices):
