@@ -503,6 +503,7 @@ def test_ctrl_c_while_modules_are_loaded(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "sfumato", "train"],
         env=os.environ | {"PYTHONPATH": where}, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else ignored in jobs
     )  # fmt: skip
     assert result.returncode == 130
     assert result.stderr == "Stopped before anything was written.\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfumato.errors import UserError
-from sfumato.reproduce import environment, ledger, runner
+from sfumato.reproduce import environment, ledger
 from sfumato.reproduce.ledger import Entry
 from sfumato.reproduce.row import Row
 from sfumato.reproduce.runner import Clock, Job, Runner
@@ -20,7 +20,7 @@ from sfumato.training.loop import Stopped
 from sfumato.training.reporter import Progress, Silent
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny_rows import entry, lines, paper, row
+from tiny_rows import entry, lines, row
 
 
 def tiny(folder: Path, clock: Clock | None = None) -> Runner:
@@ -131,13 +131,9 @@ def test_a_finished_folder_without_a_line_is_written_down_without_training(tmp_p
     )
 
 
-def test_a_row_that_starts_from_another_runs_that_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_starts_from_another_runs_that_first(tmp_path: Path) -> None:
     source = row("source", changes={"privacy.epsilon": 1.0})
-    after = row("after", needs="source", changes={"start.same_data": True, "start.how": "meanvar"})
-    papers = paper(source, after)
-    monkeypatch.setattr(runner, "find", lambda n: (papers, (papers.row(n.split("/")[1]),)))
+    after = row("after", needs=source, changes={"start.same_data": True, "start.how": "meanvar"})
     made = tiny(tmp_path)
     outcome = made.run([Job(after, "published", 0)], after=ignore)
     assert [e.row for e in outcome.done] == ["tiny/source", "tiny/after"], outcome.failed
@@ -147,18 +143,23 @@ def test_a_row_that_starts_from_another_runs_that_first(
     assert again.done == [] and len(lines(tmp_path / "results" / "tiny.jsonl")) == 2
 
 
-def test_the_best_setting_may_start_from_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources = row("source"), row("better", changes={"privacy.epsilon": 1.0})
+def test_the_best_setting_may_start_from_another_run(tmp_path: Path) -> None:
+    source, better = row("source"), row("better", changes={"privacy.epsilon": 1.0})
     kept = {"start.same_data": True}
-    after = row("after", needs="source", best_needs="better", changes=kept, best={})
-    assert (after.start_of("published"), after.start_of("best")) == ("source", "better")
+    after = row("after", needs=source, best_needs=better, changes=kept, best={})
+    assert (after.start_of("published"), after.start_of("best")) == (source, better)
     assert after.fingerprint("published") != after.fingerprint("best")
-    papers = paper(*sources, after)
-    monkeypatch.setattr(runner, "find", lambda n: (papers, (papers.row(n.split("/")[1]),)))
     outcome = tiny(tmp_path).run([Job(after, "best", 0)], after=ignore)
     assert [e.row for e in outcome.done] == ["tiny/better", "tiny/after"], outcome.failed
+
+
+def test_a_start_that_changed_makes_results_void() -> None:
+    old, new = row("source"), row("source", changes={"optimizer.lr": 1.0})
+    kept = {"start.same_data": True}
+    prints = {row("after", needs=one, changes=kept).fingerprint("best") for one in (old, new)}
+    assert len(prints) == 2
+    elsewhere = row("after", changes=kept, best_needs=old).fingerprint("best")
+    assert elsewhere in prints
 
 
 def test_a_row_that_cannot_run_does_not_stop_the_others(tmp_path: Path) -> None:

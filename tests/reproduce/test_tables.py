@@ -128,6 +128,16 @@ def test_a_figure_is_drawn_from_a_single_result(
     assert (tmp_path / drawn.file).stat().st_size > 4_000
 
 
+def test_a_line_does_not_go_from_one_setting_to_the_other() -> None:
+    names = [f"002/transfer-max-100-cifar10-eps{e}" for e in ("0.32", "1.04", "2.12")]
+    plot = next(p for p in PLOTS if p.name == "transfer")
+    rows = [every_row()[name] for name in names]
+    odd = entry(rows[2], 0.1)
+    best = [entry(row, 0.5 + i / 10, setting="best") for i, row in enumerate(rows)]
+    assert figures._alike([odd, *best], names, plot) == [[e] for e in best]
+    assert figures._alike([odd, *best[:1]], names, plot) == [[], [], [odd]]
+
+
 @pytest.mark.parametrize("plot", [p for p in PLOTS if p.one_change], ids=lambda p: p.name)
 def test_where_one_number_changes_best_settings_are_left_out(plot: Plot, tmp_path: Path) -> None:
     """Which may have another batch than the place in the figure says."""
@@ -181,7 +191,7 @@ def test_rows_are_unique_and_found_by_name_and_alias() -> None:
     assert len(find("004")[1]) == len([n for n in every_row() if n.startswith("004/")])
     for row_ in every_row().values():
         for start in filter(None, (row_.needs, row_.best_needs)):
-            assert find(f"{row_.paper}/{start}")
+            assert find(start.id)[1] == (start,)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from sfumato.reproduce.ledger import Entry
 from sfumato.reproduce.literature import CIFAR10
 from sfumato.reproduce.lookup import every_row
 from sfumato.reproduce.plots import PLOTS, Panel, Plot
-from sfumato.reproduce.row import Row
+from sfumato.reproduce.row import SETTINGS, Row
 from sfumato.reproduce.rows import PAPERS
 
 _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY)
@@ -69,6 +69,14 @@ def _found(entries: Sequence[Entry], name: str, plot: Plot) -> list[Entry]:
     return []
 
 
+def _alike(entries: Sequence[Entry], names: Sequence[str], plot: Plot) -> list[list[Entry]]:
+    """The results of the rows of one line, all in the setting that most of them were run in."""
+    rows = [every_row()[name] for name in names]
+    settings = SETTINGS[:1] if plot.one_change else SETTINGS
+    choices = [[ledger.of_row(entries, row, setting) for row in rows] for setting in settings]
+    return max(choices, key=lambda found: sum(map(bool, found)))
+
+
 def _values(entries: Sequence[Entry], measure: str) -> list[float]:
     if not measure:
         return [entry.accuracy for entry in entries]
@@ -87,9 +95,10 @@ def _sweep(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
             axes.set_title(panel.title)
             ticks: set[float] = set()
             for number, (label, points) in enumerate(panel.series):
+                found = _alike(entries, [name for _, name in points], plot)
                 shown = [
-                    (float(x), _values(_found(entries, name, plot), plot.measure))
-                    for x, name in points
+                    (float(x), _values(runs, plot.measure))
+                    for (x, _), runs in zip(points, found, strict=True)
                 ]
                 ticks |= {x for x, _ in shown}
                 _line(axes, [(x, v) for x, v in shown if v], label, number)

@@ -40,7 +40,7 @@ class Row:
         note: What a reader must know to compare the two numbers.
         changes: Settings that differ from the recipe.
         best: Settings that `best` changes on top.
-        needs: The row of the same paper whose run this one starts from.
+        needs: The row whose run this one starts from.
         best_needs: The one that `best` starts from, where it is another.
         alias: Another name for the row.
         measures: What else to measure of the finished model (`sfumato.reproduce.measures`).
@@ -54,8 +54,8 @@ class Row:
     note: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
     best: Mapping[str, Any] = field(default_factory=lambda: PLD)
-    needs: str = ""
-    best_needs: str = ""
+    needs: Row | None = None
+    best_needs: Row | None = None
     alias: str = ""
     measures: tuple[str, ...] = ()
 
@@ -85,8 +85,8 @@ class Row:
         }
         return _packaged(self.recipe).replace(changes)
 
-    def start_of(self, setting: Setting) -> str:
-        """The row whose run this one starts from, or nothing."""
+    def start_of(self, setting: Setting) -> Row | None:
+        """The row whose run, as published, this one starts from."""
         return self.best_needs if setting == "best" and self.best_needs else self.needs
 
     def start_changes(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Row:
         return {k: v for k, v in self.changes.items() if k.startswith("start.")}
 
     def fingerprint(self, setting: Setting) -> str:
-        """A hash of what determines the result, apart from the seed.
+        """A hash of what determines the result, the run it starts from included, but not the seed.
 
         Only settings that differ from their defaults count, so that a setting added to sfumato
         later leaves the results of before valid.
@@ -116,7 +116,7 @@ class Row:
             if usual.get(key) != value and key not in (*_NO_MATTER, "name", "about")
         }
         if start := self.start_of(setting):
-            kept |= {"needs": start, **self.start_changes()}
+            kept |= {"needs": start.fingerprint("published"), **self.start_changes()}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 

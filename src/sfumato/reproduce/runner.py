@@ -16,7 +16,6 @@ from sfumato.recipe import Recipe
 from sfumato.reproduce import ledger
 from sfumato.reproduce.harvest import harvest
 from sfumato.reproduce.ledger import Entry
-from sfumato.reproduce.lookup import find
 from sfumato.reproduce.row import Row, Setting
 from sfumato.training import files
 from sfumato.training.loop import Stopped
@@ -187,8 +186,7 @@ class Runner:
         """Bring a run to its end, with the run that it starts from, and write both down."""
         source = None
         if start := job.row.start_of(job.setting):
-            _, (needed,) = find(f"{job.row.paper}/{start}")
-            source = self._complete(Job(needed, "published", job.seed), outcome, after)
+            source = self._complete(Job(start, "published", job.seed), outcome, after)
         folder = self.runs / job.folder
         recipe = self.recipe(job, source)
         if not files.finished(folder):
