@@ -64,6 +64,11 @@ class Recipe:
         del content["name"], content["about"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not what they are by default, by dotted names."""
+        usual = flat(Recipe().to_dict())
+        return {k: v for k, v in flat(self.to_dict()).items() if usual.get(k) != v}
+
     def replace(
         self, changes: Mapping[str, Any], *, options: Mapping[str, str] | None = None
     ) -> Recipe:
@@ -276,6 +281,17 @@ def parse_setting(text: str) -> tuple[str, Any]:
     except tomllib.TOMLDecodeError:
         value = raw
     return key.strip(), value
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Plain values of sections by dotted names such as `optimizer.lr`."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:

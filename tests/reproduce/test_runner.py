@@ -153,6 +153,25 @@ def test_the_best_setting_may_start_from_another_run(tmp_path: Path) -> None:
     assert [e.row for e in outcome.done] == ["tiny/better", "tiny/after"], outcome.failed
 
 
+def test_a_row_may_start_from_images_that_the_program_draws(tmp_path: Path) -> None:
+    few = {
+        "data.size": 8, "data.channels": 1, "model.name": "tanh-cnn", "training.batch": 6,
+        "training.steps": 3, "training.log_every": 1, "model.options.filters": 4,
+    }  # fmt: skip
+    leaves = Row(paper="tiny", name="leaves", recipe="dead-leaves", source="table 1", changes=few)
+    assert leaves.settings == ("published",)
+    after = row("after", needs=leaves)
+    made = tiny(tmp_path)
+    outcome = made.run(made.missing([leaves, after], seeds=2, settings=()), after=ignore)
+    rows = [(e.row, e.seed, bool(e.epsilon)) for e in outcome.done]
+    assert rows == [
+        ("tiny/leaves", 0, False), ("tiny/after", 0, True),
+        ("tiny/leaves", 1, False), ("tiny/after", 1, True),
+    ], outcome.failed  # fmt: skip
+    assert outcome.done[0].curve["step"] == [1, 2, 3] and outcome.done[0].views_per_second > 0
+    assert not made.missing([leaves, after], seeds=2, settings=())
+
+
 def test_a_start_that_changed_makes_results_void() -> None:
     old, new = row("source"), row("source", changes={"optimizer.lr": 1.0})
     kept = {"start.same_data": True}

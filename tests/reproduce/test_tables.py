@@ -222,3 +222,17 @@ def test_a_run_as_published_is_calibrated_as_the_papers_did() -> None:
 )
 def test_the_images_that_a_recipe_means(name: str, images: int) -> None:
     assert tables._whole(recipes.find(name)) == images
+
+
+def test_what_starts_from_drawn_images_is_a_line_of_its_own() -> None:
+    series = dict(figures._series())
+    assert [row.name for row in series["after dead leaves"]] == [
+        f"leaves-cifar10-eps{eps}" for eps in (1, 2, 3, 8)
+    ]
+    names = {row.name for rows in series.values() for row in rows}
+    assert not any("transfer" in name for name in names), "public images are another matter"
+    leaves, own = every_row()["sfumato/leaves-cifar10-eps1"], every_row()["sfumato/cifar10-eps1"]
+    found = [entry(leaves, 0.7, setting="best"), entry(own, 0.6, setting="best")]
+    assert figures._front(found, series["after dead leaves"]) == [(1.0, 0.7, 0.7, 0.7)]
+    assert figures._front(found, series["own recipes"]) == [(1.0, 0.6, 0.6, 0.6)]
+    assert every_row()["sfumato/dead-leaves"].settings == ("published",)

@@ -31,7 +31,7 @@ def list_sets(data_root: Path | None = _ROOT) -> None:
 
     from sfumato.cli.listing import show as show_table
     from sfumato.data import locate
-    from sfumato.data.catalogue import CATALOGUE
+    from sfumato.data.catalogue import CATALOGUE, DRAWN
 
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
@@ -51,6 +51,7 @@ def list_sets(data_root: Path | None = _ROOT) -> None:
     searched = ", ".join(str(place) for place in locate.places(data_root))
     typer.echo(f"\nSearched: {searched}")
     typer.echo("Get one with `sfumato data get NAME`. A folder of images or an .npz works as well.")
+    typer.echo(f"{DRAWN}: images drawn at random, to begin with; `sfumato data show {DRAWN}`.")
 
 
 def show(
@@ -70,10 +71,14 @@ def show(
 ) -> None:
     """Show what a data set holds: images per class, size, fingerprint, a sheet of samples."""
     from sfumato.data import load
+    from sfumato.data.catalogue import DRAWN
     from sfumato.data.picture import check_new_png, save_sheet
 
     if picture is not None:
         check_new_png(picture)
+    if data == DRAWN:
+        _show_drawn(channels or 3, picture)
+        return
     dataset = load(
         data,
         root=data_root,
@@ -89,6 +94,20 @@ def show(
     _describe(dataset)
     if picture is not None:
         save_sheet(dataset, picture)
+        typer.echo(f"Samples: {picture}")
+
+
+def _show_drawn(channels: int, picture: Path | None) -> None:
+    from sfumato.data.catalogue import DRAWN
+    from sfumato.data.pairs import samples
+    from sfumato.data.picture import save_sheet
+
+    typer.echo(
+        f"{DRAWN}: images that the program draws at random, to start private training from where "
+        f"there are no public images. `sfumato pretrain --data {DRAWN}` trains on them."
+    )
+    if picture is not None:
+        save_sheet(samples(channels=channels), picture)
         typer.echo(f"Samples: {picture}")
 
 

@@ -225,6 +225,8 @@ def _say_result(result: Result) -> None:
             f"epsilon {result.epsilon[result.accountant]:.3f} at delta {result.delta:g} "
             f"({result.accountant.upper()}; {result.epsilon[other]:.3f} by {other.upper()})"
         )
+    elif result.drawn:
+        spent = "nothing to protect: every image was drawn by the program"
     else:
         spent = "none: this model is not private"
     if result.not_finite:
@@ -234,7 +236,7 @@ def _say_result(result: Result) -> None:
             soft_wrap=True,
         )
     for name, accuracy in (
-        ("test accuracy ", result.test_accuracy),
+        ("views matched " if result.drawn else "test accuracy ", result.test_accuracy),
         ("held out      ", result.validation_accuracy),
     ):
         if accuracy is not None:

@@ -19,6 +19,9 @@ from sfumato.errors import UserError, nearest
 HALF = 0.5
 """Mean and deviation used for images that have no published constants."""
 
+DRAWN = "dead-leaves"
+"""What recipes call images that `sfumato.data.dead_leaves` draws at random."""
+
 LUMA = (0.299, 0.587, 0.114)
 """The weight of red, green and blue in grey (ITU-R 601)."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sfumato.data import locate
 from sfumato.data.adapt import adapt
-from sfumato.data.catalogue import CATALOGUE, HALF, Entry, canonical
+from sfumato.data.catalogue import CATALOGUE, DRAWN, HALF, Entry, canonical
 from sfumato.data.cifar import read_cifar
 from sfumato.data.folder import Listing, list_folder, read_listing
 from sfumato.data.idx import read_idx_folder
@@ -61,6 +61,11 @@ def load(
     Raises:
         UserError: with a sentence for the user, about the data or the arguments.
     """
+    if name_or_path == DRAWN:
+        raise UserError(
+            f"The images of '{DRAWN}' are drawn at random while `sfumato pretrain --data {DRAWN}` "
+            "trains on them: there is nothing to load."
+        )
     shape = _checked_size(size)
     if channels not in (None, 1, 3):
         raise UserError(f"channels = {channels} is impossible: give 1 (grey) or 3 (colour).")

@@ -44,6 +44,7 @@ class Exposure:
         epsilon: What these cost, by accountant, as the run that took them reported it.
         delta: As in (epsilon, delta).
         seeded: Whether that noise follows from a stated seed.
+        drawn: Whether a program drew the images at random, so that nobody is in them.
     """
 
     data: str
@@ -52,6 +53,7 @@ class Exposure:
     epsilon: Mapping[str, float] = field(default_factory=dict)
     delta: float = 0.0
     seeded: bool = False
+    drawn: bool = False
 
     @property
     def noisy(self) -> bool:
@@ -72,6 +74,7 @@ class Exposure:
             "epsilon": dict(self.epsilon),
             "delta": self.delta,
             "seeded": self.seeded,
+            **({"drawn": True} if self.drawn else {}),
         }
 
     @classmethod
@@ -84,6 +87,7 @@ class Exposure:
             epsilon={str(k): float(v) for k, v in content["epsilon"].items()},
             delta=float(content["delta"]),
             seeded=content["seeded"] is not False,
+            drawn=content.get("drawn") is True,
         )
 
 

@@ -296,6 +296,11 @@ def _beginning(f: Facts) -> str:
                 "This run released nothing more about those images, provided that none of them is "
                 f"in '{f.data}' too, as the user declared."
             )
+        elif e.drawn:
+            lines.append(
+                f"The start was trained on '{e.data}': images that a program drew at random, in "
+                "which there is nobody. It depends on no data, and nothing was spent for it."
+            )
         elif e.public:
             lines.append(
                 f"**'{e.data}' was treated as public**, as the user declared: the start was "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sfumato.recipe import Recipe
+from sfumato.recipe import Recipe, flat
 from sfumato.report import guarantee, results
 from sfumato.report.markup import Child, Safe, details, element, inline, join, markdown, table
 from sfumato.report.measure import Measured, disagreement
@@ -162,11 +162,11 @@ def recipe(run: Run, *, shareable: bool = False, alone: bool = True) -> Safe:
 def recipe_differences(runs: Sequence[Run], *, shareable: bool = False) -> Safe:
     """Only the settings in which the runs differ."""
     shown = [without_seed(run) if shareable else run.recipe for run in runs]
-    flat = [_flat(recipe.to_dict()) for recipe in shown]
-    names = list(dict.fromkeys(name for settings in flat for name in settings))
+    each = [flat(recipe.to_dict()) for recipe in shown]
+    names = list(dict.fromkeys(name for settings in each for name in settings))
     rows = []
     for name in names:
-        values = [settings.get(name, NONE) for settings in flat]
+        values = [settings.get(name, NONE) for settings in each]
         if name not in ("name", "about") and any(value != values[0] for value in values):
             rows.append([element("code", None, name), *map(_value, values)])
     if not rows:
@@ -176,13 +176,3 @@ def recipe_differences(runs: Sequence[Run], *, shareable: bool = False) -> Safe:
 
 def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

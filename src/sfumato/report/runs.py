@@ -20,7 +20,7 @@ from typing import Any, cast
 from safetensors import SafetensorError, safe_open
 
 from sfumato import recipes
-from sfumato.data.catalogue import canonical
+from sfumato.data.catalogue import DRAWN, canonical
 from sfumato.errors import UserError
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import ACCOUNTANTS, AccountantName, Step, merge
@@ -212,6 +212,11 @@ def _read(folder: Path, name: str) -> Run:
     except UserError as error:
         problems.append(str(error))
     recipe = _recipe(folder, header, problems)
+    if recipe.data.name == DRAWN:
+        raise UserError(
+            f"{folder} is a start for other runs, trained on images that the program drew: it "
+            "classifies nothing. Give a run that started from it."
+        )
     origin = Origin.of(header)
     history = merge(steps)
     epsilon: dict[str, float] = {}

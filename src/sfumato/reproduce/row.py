@@ -67,9 +67,9 @@ class Row:
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
         """The noise settings in which the row can be run, the usual one first."""
-        if self.paper == "sfumato":
-            return ("best",)
-        return SETTINGS if self.recipe_for("published").privacy.enabled else ("published",)
+        if not self.recipe_for("published").privacy.enabled:
+            return ("published",)
+        return ("best",) if self.paper == "sfumato" else SETTINGS
 
     def overrides(self, setting: Setting) -> dict[str, Any]:
         """Every setting in which a run differs from the recipe's file, but for its start."""
@@ -108,12 +108,10 @@ class Row:
         return {}
 
     def _fingerprint(self, setting: Setting) -> str:
-        content = _flat(self.recipe_for(setting).to_dict())
-        usual = _flat(Recipe().to_dict())
         kept = {
             key: value
-            for key, value in content.items()
-            if usual.get(key) != value and key not in (*_NO_MATTER, "name", "about")
+            for key, value in self.recipe_for(setting).changed().items()
+            if key not in (*_NO_MATTER, "name", "about")
         }
         if start := self.start_of(setting):
             kept |= {"needs": start.fingerprint("published"), **self.start_changes()}
@@ -123,16 +121,6 @@ class Row:
 @lru_cache(maxsize=512)
 def _packaged(name: str) -> Recipe:
     return recipes.find(name)
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 @dataclass(frozen=True, kw_only=True)

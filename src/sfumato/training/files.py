@@ -7,6 +7,8 @@ import glob
 import os
 import shlex
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sfumato.errors import UserError
@@ -108,3 +110,21 @@ def new_run_folder(out: Path | None, name: str) -> Path:
             f"Cannot make the run folder {where}: {error.strerror}. Choose another with --out."
         ) from None
     return folder
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Say what a failed write means for the run."""
+    try:
+        yield
+    except OSError as error:
+        resumable = (folder / LEDGER).exists()
+        command = f"sfumato train --resume {shlex.quote(str(folder))}"
+        raise UserError(
+            f"Cannot write to {error.filename or folder}: {error.strerror}. "
+            + (
+                f"Nothing is lost: make room, then `{command}` goes on from the last checkpoint."
+                if resumable
+                else "The run has not started."
+            )
+        ) from None

@@ -32,6 +32,7 @@ class Result:
         steps: Steps taken.
         seconds: Training time.
         not_finite: How often an example was left out because its gradient was not finite.
+        drawn: Whether all images were drawn by the program, so that there is nothing to protect.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Result:
     steps: int
     seconds: float
     not_finite: int
+    drawn: bool = False
 
 
 def release(loop: Loop) -> Result:

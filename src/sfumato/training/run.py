@@ -6,9 +6,6 @@ import gc
 import hashlib
 import hmac
 import os
-import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from sfumato.privacy.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import Randomness
 from sfumato.recipe import Recipe, differences, from_dict, loads
-from sfumato.training import checkpoint, devices, files, fill, setup, snapshots, start
+from sfumato.training import checkpoint, devices, files, fill, prior, setup, snapshots, start
 from sfumato.training.images import dataset_of
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
@@ -52,6 +49,8 @@ def train(
     if out is not None:
         files.check_free(Path(out))
     where = devices.pick_device(device, recipe.training.precision)
+    if prior.concerns(recipe):
+        return prior.train(recipe, out=out, device=where, reporter=reporter)
     donor = start.open_donor(recipe)
     origin = donor.origin if donor else start.Origin()
     dataset = _load(recipe, origin, root, reporter)
@@ -71,7 +70,7 @@ def train(
         rows=ROWS if where.type == "cuda" else None,
     )  # fmt: skip
     folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
-    with _explained(folder):
+    with files.explained(folder):
         if not randomness.seeded:
             files.write_whole(folder / files.KEY, randomness.key, mode=0o600)
         files.write_whole(folder / files.RECIPE, recipe.to_toml().encode())
@@ -123,6 +122,8 @@ def _resume(
             f"{folder} is finished: there is nothing to resume. See {folder / files.STATEMENT}."
         )
     randomness = _same_randomness(folder, recipe)
+    if prior.concerns(recipe):
+        return prior.resume(folder, ledger, recipe, randomness, device=where, reporter=reporter)
     origin = start.Origin.of(ledger.header)
     dataset = _load(recipe, origin, root, reporter)
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
@@ -142,7 +143,7 @@ def _resume(
         at = f"step {state.step}" if state else "the start"
         reporter.say(f"Checkpoint {path.name} is damaged; going on from {at} instead.")
     _check_repeats(folder, ledger, state.step if state else 0, where)
-    with _explained(folder):
+    with files.explained(folder):
         files.sweep(folder)
         snapshots.forget(folder, after=state.step if state else 0)
         (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
@@ -301,21 +302,3 @@ def _memory(device: torch.device) -> int:
     except (ValueError, OSError, AttributeError):
         free = 1 << 32
     return min(free // 4, 1 << 30)
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Say what a failed write means for the run."""
-    try:
-        yield
-    except OSError as error:
-        resumable = (folder / files.LEDGER).exists()
-        command = f"sfumato train --resume {shlex.quote(str(folder))}"
-        raise UserError(
-            f"Cannot write to {error.filename or folder}: {error.strerror}. "
-            + (
-                f"Nothing is lost: make room, then `{command}` goes on from the last checkpoint."
-                if resumable
-                else "The run has not started."
-            )
-        ) from None

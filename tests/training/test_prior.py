@@ -1,0 +1,205 @@
+"""A start that has seen no data: how it is trained, resumed, released and gone on from."""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sfumato.errors import UserError
+from sfumato.privacy.composition import Exposure
+from sfumato.recipe import Recipe
+from sfumato.recipes import find
+from sfumato.training import files, prior_loop
+from sfumato.training.classifier import load
+from sfumato.training.contrast import Projection, contrast
+from sfumato.training.loop import Stopped
+from sfumato.training.metrics import read
+from sfumato.training.reporter import Progress, Silent
+from sfumato.training.run import resume, train
+
+SMALL: dict[str, Any] = {
+    "data.size": 8,
+    "data.channels": 1,
+    "model.name": "tanh-cnn",
+    "model.options": {"filters": 4},
+    "optimizer.warmup": 2,
+    "training.batch": 6,
+    "training.steps": 5,
+    "training.seed": 3,
+    "training.log_every": 1,
+}
+
+
+def small(**more: Any) -> Recipe:
+    return find("dead-leaves").replace(SMALL | more)
+
+
+def reference(features: Tensor, temperature: float) -> tuple[float, float]:
+    """Each view by itself: the softmax of its cosines with all others, and the best of them."""
+    rows = len(features)
+    losses, right = [], 0
+    for i in range(rows):
+        cosines = {
+            j: float(nn.functional.cosine_similarity(features[i], features[j], dim=0)) / temperature
+            for j in range(rows)
+            if j != i
+        }
+        partner = (i + rows // 2) % rows
+        total = math.log(sum(math.exp(c) for c in cosines.values()))
+        losses.append(total - cosines[partner])
+        right += max(cosines, key=lambda j: cosines[j]) == partner
+    return sum(losses) / rows, right / rows
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+@pytest.mark.parametrize("temperature", [0.2, 1.0])
+def test_the_loss_is_that_of_picking_partners(n: int, temperature: float) -> None:
+    torch.manual_seed(n)
+    features = torch.randn(2 * n, 5)
+    loss, accuracy = contrast(features, temperature=temperature)
+    assert (float(loss), float(accuracy)) == pytest.approx(reference(features, temperature), 1e-5)
+    paired = torch.eye(n).repeat(2, 1)
+    assert float(contrast(paired)[1]) == 1.0
+
+
+def test_a_run_leaves_what_every_run_leaves(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    result = train(small(), out=tmp_path / "r", device="cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+    names = {p.name for p in (tmp_path / "r").iterdir()}
+    wanted = {files.RECIPE, files.LEDGER, files.METRICS, files.WEIGHTS, files.STATEMENT}
+    assert wanted | {files.CURVES, files.CHECKPOINTS} == names
+    assert result.drawn and result.epsilon == {} and result.steps == 5
+    records = read(tmp_path / "r" / files.METRICS)
+    assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 5]
+    assert records[-1]["test_accuracy"] == result.test_accuracy
+    assert records[0]["lr"] == pytest.approx(0.25) and records[4]["lr"] < 0.2
+    assert "There is nothing to protect" in (tmp_path / "r" / files.STATEMENT).read_text()
+    described = load(tmp_path / "r").description
+    assert (described.channels, described.size, described.mean) == (1, (8, 8), (0.5,))
+    seen = [Exposure.from_dict(e) for e in described.guarantee["exposures"]]
+    assert seen == [Exposure("dead-leaves", public=True, drawn=True)]
+    with pytest.raises(UserError, match="is finished"):
+        resume(tmp_path / "r", device="cpu")
+    with pytest.raises(UserError, match="already exists"):
+        train(small(), out=tmp_path / "r", device="cpu")
+
+
+class StopAfterTwo(Silent):
+    """Has the run stopped after its second step, as by Ctrl-C."""
+
+    def show(self, progress: Progress) -> None:
+        if progress.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_an_interrupted_run_ends_where_it_would_have(tmp_path: Path, average: float | None) -> None:
+    recipe = small(**{"training.average": average} if average else {})
+    train(recipe, out=tmp_path / "whole", device="cpu")
+    with pytest.raises(Stopped):
+        train(recipe, out=tmp_path / "cut", device="cpu", reporter=StopAfterTwo())
+    result = resume(tmp_path / "cut", device="cpu")
+    assert result.steps == 5
+    one, two = (load_file(tmp_path / n / files.WEIGHTS) for n in ("whole", "cut"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    losses = [
+        [(r["step"], r["loss"]) for r in read(tmp_path / name / files.METRICS)[:-1]]
+        for name in ("whole", "cut")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 5
+
+
+def test_a_network_learns_to_tell_images_apart(tmp_path: Path) -> None:
+    more = {"training.steps": 150, "training.batch": 16, "training.log_every": 50}
+    train(small(**more), out=tmp_path / "r", device="cpu")
+    losses = [r["loss"] for r in read(tmp_path / "r" / files.METRICS)[:-1]]
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_without_a_seed_runs_differ_and_leave_no_key(tmp_path: Path) -> None:
+    for name in "ab":
+        train(small(**{"training.seed": None}), out=tmp_path / name, device="cpu")
+        assert not (tmp_path / name / files.KEY).exists()
+    one, two = (load_file(tmp_path / name / files.WEIGHTS) for name in "ab")
+    assert any(not torch.equal(one[name], two[name]) for name in one)
+
+
+def test_private_training_goes_on_from_it_and_spends_nothing_for_it(tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    train(small(), out=start, device="cpu")
+    recipe = find("digits").replace(
+        {"model.options": {"filters": 4}, "start.source": str(start), "training.steps": 3}
+    )
+    result = train(recipe, out=tmp_path / "private", device="cpu")
+    alone = train(recipe.replace({"start.source": ""}), out=tmp_path / "alone", device="cpu")
+    assert result.epsilon == alone.epsilon
+    text = (tmp_path / "private" / files.STATEMENT).read_text()
+    assert "images that a program drew at random" in text
+    assert "'dead-leaves' was treated as public" not in text
+    described = load(tmp_path / "private").description
+    assert described.mean == (0.5,) and described.std == (0.25,)
+    exposures = [Exposure.from_dict(e) for e in described.guarantee["exposures"]]
+    assert [(e.data, e.drawn, e.noisy) for e in exposures] == [
+        ("digits", False, True), ("dead-leaves", True, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"privacy.enabled": True, "data.public": False}, "there is nobody to protect"),
+        ({"training.views": 4}, "has no use for training.views"),
+        ({"augment.flip": True, "data.validation": 0.1}, "augment.flip, data.validation"),
+        ({"training.batch": 1}, "at least 2"),
+        ({"optimizer.lr": 1e30}, "diverged"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        train(small(**changes), out=tmp_path / "r", device="cpu")
+
+
+def headless(*, classes: int, channels: int, size: tuple[int, int]) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * math.prod(size), classes))
+
+
+def test_a_network_without_a_head_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    recipe = small(**{"model.name": "test_prior:headless", "model.options": {}})
+    with pytest.raises(UserError, match="has no layer called 'head'"):
+        train(recipe, out=tmp_path / "r", device="cpu")
+    assert not (tmp_path / "r").exists()
+
+
+def test_images_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sfumato.privacy.noise import Randomness
+
+    def count(**more: Any) -> int:
+        recipe = small(**more)
+        cpu = torch.device("cpu")
+        return prior_loop.Prior(recipe, Randomness.from_seed(0), cpu, Silent()).count
+
+    assert count() == 30, "no more than are looked at"
+    assert count(**{"training.steps": 100_000}) == prior_loop.POOL
+    monkeypatch.setattr(prior_loop, "_BYTES", 16 * 16 * 50)
+    assert count(**{"training.steps": 100_000}) == 50
+    monkeypatch.setattr(prior_loop, "_BYTES", 1)
+    assert count() == 6, "a batch is drawn in any case"
+
+
+def test_the_projection_is_not_released(tmp_path: Path) -> None:
+    train(small(), out=tmp_path / "r", device="cpu")
+    released = load_file(tmp_path / "r" / files.WEIGHTS)
+    assert {n for n in released if n.startswith("head")} and not any("proj" in n for n in released)
+    assert Projection(7)[0].in_features == 7
