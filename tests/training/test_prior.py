@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sfumato import starts
 from sfumato.errors import UserError
 from sfumato.privacy.composition import Exposure
+from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe
 from sfumato.recipes import find
+from sfumato.reproduce.row import Row
 from sfumato.training import files, prior_loop
 from sfumato.training.classifier import load
 from sfumato.training.contrast import Projection, contrast
@@ -203,3 +207,45 @@ def test_the_projection_is_not_released(tmp_path: Path) -> None:
     released = load_file(tmp_path / "r" / files.WEIGHTS)
     assert {n for n in released if n.startswith("head")} and not any("proj" in n for n in released)
     assert Projection(7)[0].in_features == 7
+
+
+def test_a_packaged_start_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert starts.find("dead", "tanh-cnn") is None
+    train(small(), out=tmp_path / "r", device="cpu")
+    (tmp_path / "starts" / "dead-leaves").mkdir(parents=True)
+    place = tmp_path / "starts" / "dead-leaves" / "tanh-cnn.safetensors"
+    shutil.copy(tmp_path / "r" / files.WEIGHTS, place)
+    monkeypatch.setattr(starts, "_ROOT", tmp_path / "starts")
+    changes = {"model.options": {"filters": 4}, "training.steps": 2}
+    recipe = find("digits").replace(changes | {"start.source": "dead-leaves"})
+    said: list[str] = []
+
+    class Listening(Silent):
+        def say(self, message: str) -> None:
+            said.append(message)
+
+    train(recipe, out=tmp_path / "private", device="cpu", reporter=Listening())
+    assert any("taken from 'dead-leaves' (tanh-cnn)" in words for words in said)
+    header, _ = read_ledger(tmp_path / "private" / files.LEDGER)
+    assert header["start"]["weights"] == starts.digest(place)
+    with pytest.raises(UserError, match="packaged for tanh-cnn, not for 'resnet9'"):
+        train(recipe.replace({"model.name": "resnet9", "model.options": {}}), device="cpu")
+
+
+def test_other_weights_under_the_name_make_results_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "dead-leaves"
+    folder.mkdir()
+    monkeypatch.setattr(starts, "_ROOT", tmp_path)
+    monkeypatch.setattr(
+        Row, "recipe_for", lambda *_: find("digits").replace({"start.source": "dead-leaves"})
+    )
+    prints = set()
+    for content in (b"one", b"two"):
+        (folder / "tanh-cnn.safetensors").write_bytes(content)
+        row = Row(paper="p", name="n", recipe="digits", source="s")
+        prints.add(row.fingerprint("best"))
+    assert len(prints) == 2

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 
-from sfumato import recipes
+from sfumato import recipes, starts
 from sfumato.errors import UserError, nearest
 from sfumato.recipe import Recipe
 
@@ -108,13 +108,16 @@ class Row:
         return {}
 
     def _fingerprint(self, setting: Setting) -> str:
+        recipe = self.recipe_for(setting)
         kept = {
             key: value
-            for key, value in self.recipe_for(setting).changed().items()
+            for key, value in recipe.changed().items()
             if key not in (*_NO_MATTER, "name", "about")
         }
         if start := self.start_of(setting):
             kept |= {"needs": start.fingerprint("published"), **self.start_changes()}
+        if weights := starts.find(recipe.start.source, recipe.model.name):
+            kept["start.source"] = starts.digest(weights)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -13,7 +13,6 @@ training. If that was on this run's images, its steps are composed with the run'
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from sfumato import starts
 from sfumato.data import Dataset
 from sfumato.data.catalogue import canonical
 from sfumato.errors import UserError
@@ -118,13 +118,12 @@ def open_donor(recipe: Recipe, *, unchanged: Origin | None = None) -> Donor | No
     settings = recipe.start
     if not settings.source:
         return None
-    path = Path(settings.source).expanduser()
+    path = starts.find(settings.source, recipe.model.name) or Path(settings.source).expanduser()
     try:
         classifier = load(path)
     except UserError as error:
         raise UserError(f"start.source = '{settings.source}': {error}") from None
-    with open(path / WEIGHTS if path.is_dir() else path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = starts.digest(path / WEIGHTS if path.is_dir() else path)
     if unchanged is not None and unchanged.weights != digest:
         raise UserError(
             f"The weights in {path} are not those that the run started from, and no checkpoint was "
