@@ -123,8 +123,9 @@ def test_an_interrupted_run_ends_where_it_would_have(tmp_path: Path, average: fl
 
 
 def test_a_network_learns_to_tell_images_apart(tmp_path: Path) -> None:
-    more = {"training.steps": 150, "training.batch": 16, "training.log_every": 50}
-    train(small(**more), out=tmp_path / "r", device="cpu")
+    larger = {"data.channels": 3, "data.size": 12, "model.options": {"filters": 16}}
+    longer = {"training.steps": 200, "training.batch": 16, "training.log_every": 50}
+    train(small(**larger, **longer), out=tmp_path / "r", device="cpu")
     losses = [r["loss"] for r in read(tmp_path / "r" / files.METRICS)[:-1]]
     assert losses[-1] < losses[0] - 0.1
 
@@ -195,7 +196,7 @@ def test_images_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatc
         return prior_loop.Prior(recipe, Randomness.from_seed(0), cpu, Silent()).count
 
     assert count() == 30, "no more than are looked at"
-    assert count(**{"training.steps": 100_000}) == prior_loop.POOL
+    assert count(**{"training.steps": 100_000}) == prior_loop.POOL["cpu"]
     monkeypatch.setattr(prior_loop, "_BYTES", 16 * 16 * 50)
     assert count(**{"training.steps": 100_000}) == 50
     monkeypatch.setattr(prior_loop, "_BYTES", 1)

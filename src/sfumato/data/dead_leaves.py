@@ -132,22 +132,27 @@ def _pile(n: int, side: int, chance: _Chance) -> Tensor:
     vivid = 0.05 + 0.2 * uniform(n, 1, 1, 1)
     tone = vivid * normal(n, 3, 1, 1)
 
-    def paint() -> Tensor:
-        return 0.5 + 0.28 * normal(n, 1, 1, 1) + vivid * normal(n, 3, 1, 1)
+    def paint(m: int) -> Tensor:
+        return 0.5 + 0.28 * normal(m, 1, 1, 1) + vivid[:m] * normal(m, 3, 1, 1)
 
     few, most = _LEAVES
-    leaves = few * torch.exp(uniform(n, 1, 1) * math.log(most / few))
+    # Images with many shapes first, so that those which lack the next one can be left out.
+    leaves = few * torch.exp(uniform(n).sort(descending=True)[0] * math.log(most / few))
+    counts = [int(count) for count in (leaves.unsqueeze(1) > torch.arange(most).to(leaves)).sum(0)]
+    leaves = leaves.view(n, 1, 1)
     least = 0.05 + 0.1 * uniform(n, 1, 1) * (leaves < 12)
-    images = paint() + tone + rough * textures
-    for number in range(most):
-        outline, dx, dy, radius = _shape(n, side, chance, least, 0.65 - 0.4 * number / most, leaves)
-        cover = (outline * (number < leaves)).unsqueeze(1)
-        shade = 0.12 * ((dx * normal(n, 1, 1) + dy * normal(n, 1, 1)) / radius).unsqueeze(1)
+    images = paint(n) + tone + rough * textures
+    for number, m in enumerate(counts):
+        if not m:
+            break
+        largest = 0.65 - 0.4 * number / most
+        cover, dx, dy, radius = _shape(m, side, chance, least[:m], largest, leaves[:m])
+        shade = 0.12 * ((dx * normal(m, 1, 1) + dy * normal(m, 1, 1)) / radius).unsqueeze(1)
         shift = chance.whole(side)
-        texture = textures[chance.order(n)].roll((shift, shift // 2), (-1, -2))
-        fill = paint() + tone * (uniform(n, 1, 1, 1) < 0.5) + shade
-        fill = fill + 1.6 * uniform(n, 1, 1, 1) * rough * texture
-        images = torch.lerp(images, fill, cover)
+        texture = textures[chance.order(n)[:m]].roll((shift, shift // 2), (-1, -2))
+        fill = paint(m) + tone[:m] * (uniform(m, 1, 1, 1) < 0.5) + shade
+        fill = fill + 1.6 * uniform(m, 1, 1, 1) * rough[:m] * texture
+        images[:m] = torch.lerp(images[:m], fill, cover.unsqueeze(1))
     grain = 0.04 * uniform(n, 1, 1, 1) * normal(n, 3, side, side)
     return (images + grain).clamp(0, 1)
 

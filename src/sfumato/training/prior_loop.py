@@ -27,8 +27,8 @@ from sfumato.training.loop import Stopped
 from sfumato.training.metrics import Metrics
 from sfumato.training.reporter import Progress, Reporter
 
-POOL = 65_536
-"""Most images that are drawn; a step takes some of them."""
+POOL = {"cuda": 65_536, "mps": 65_536, "cpu": 16_384}
+"""Most images that are drawn, by device; a step takes some of them."""
 _BYTES = 1 << 31
 """Most memory for them."""
 CLASSES = ("untrained 0", "untrained 1")
@@ -56,10 +56,11 @@ class Prior:
         self.channels = r.data.channels or 3
         self.side = 8 * math.ceil(_LARGER * max(self.size) / 8)
         self.batch = int(t.batch or 512)
-        asked = t.steps or round((t.epochs or 100) * POOL / self.batch)
+        pool = POOL[self.device.type]
+        asked = t.steps or round((t.epochs or 100) * pool / self.batch)
         self.steps = max(1, asked)
         most = _BYTES // (self.channels * self.side**2)
-        self.count = max(self.batch, min(POOL, most, self.steps * self.batch))
+        self.count = max(self.batch, min(pool, most, self.steps * self.batch))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.randomness.generator(0, "initialise").initial_seed())
             self.model = models.create(
@@ -123,7 +124,8 @@ class Prior:
         self.folder, self.metrics = folder, Metrics(folder / files.METRICS, upto=upto)
         self.reporter.say(
             f"Training {self.recipe.model.name} to tell {self.count:,} drawn images apart: "
-            f"{self.steps:,} steps, each with two views of {self.batch:,} of them."
+            f"{self.steps:,} steps, each with two views of {self.batch:,} of them. They are drawn "
+            "first."
         )
         self.images = self._drawn(self.count, "images")
 
