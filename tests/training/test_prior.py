@@ -17,6 +17,7 @@ from sfumato import starts
 from sfumato.errors import UserError
 from sfumato.privacy.composition import Exposure
 from sfumato.privacy.ledger import read as read_ledger
+from sfumato.privacy.noise import Randomness
 from sfumato.recipe import Recipe
 from sfumato.recipes import find
 from sfumato.reproduce.row import Row
@@ -188,8 +189,6 @@ def test_a_network_without_a_head_is_refused(tmp_path: Path, monkeypatch: Any) -
 
 
 def test_images_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sfumato.privacy.noise import Randomness
-
     def count(**more: Any) -> int:
         recipe = small(**more)
         cpu = torch.device("cpu")
@@ -250,3 +249,24 @@ def test_other_weights_under_the_name_make_results_void(
         row = Row(paper="p", name="n", recipe="digits", source="s")
         prints.add(row.fingerprint("best"))
     assert len(prints) == 2
+
+
+@pytest.mark.parametrize("model", ["tanh-cnn", "eq-resnet9-d4"])
+def test_a_step_is_one_graph_for_the_compiler(model: str) -> None:
+    changes = {"model.name": model, "model.options": {}, "data.channels": 3, "data.size": 16}
+    recipe = small(**changes)
+    made = prior_loop.Prior(recipe, Randomness.from_seed(0), torch.device("cpu"), Silent())
+    images, numbers = made._drawn(6, "images"), made._numbers(1, "views")
+    compiled = torch.compile(made._compare, backend="aot_eager", fullgraph=True)
+    loss, accuracy = compiled(images, numbers)
+    plain_loss, plain_accuracy = made._compare(images, numbers)
+    assert loss.item() == pytest.approx(plain_loss.item(), rel=1e-4)
+    assert accuracy.item() == plain_accuracy.item()
+    loss.backward()
+    found = [p.grad.clone() for p in made.model.parameters() if p.grad is not None]
+    made.model.zero_grad()
+    plain_loss.backward()
+    wanted = [p.grad for p in made.model.parameters() if p.grad is not None]
+    assert len(found) == len(wanted) > 0
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, atol=1e-5, rtol=1e-3)
