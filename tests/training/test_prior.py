@@ -270,3 +270,25 @@ def test_a_step_is_one_graph_for_the_compiler(model: str) -> None:
     assert len(found) == len(wanted) > 0
     for one, other in zip(found, wanted, strict=True):
         assert torch.allclose(one, other, atol=1e-5, rtol=1e-3)
+
+
+def test_too_little_memory_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(prior_loop.Prior, "_compare", full)
+    with pytest.raises(UserError, match="cannot be taken in parts: lower"):
+        train(small(), out=tmp_path / "r", device="cpu")
+
+
+def test_a_run_goes_on_with_as_many_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Stopped):
+        train(small(), out=tmp_path / "r", device="cpu", reporter=StopAfterTwo())
+    monkeypatch.setattr(prior_loop, "POOL", {"cpu": 8})
+    seen = []
+    draw = prior_loop.Prior._drawn
+    monkeypatch.setattr(
+        prior_loop.Prior, "_drawn", lambda self, n, what: (seen.append(n), draw(self, n, what))[1]
+    )
+    resume(tmp_path / "r", device="cpu")
+    assert seen[0] == 30

@@ -83,6 +83,7 @@ def resume(
     for path in damaged:
         reporter.say(f"Checkpoint {path.name} is damaged; an earlier one is used instead.")
     prior = Prior(recipe, randomness, device, reporter)
+    prior.count = int(ledger.header["examples"])
     with files.explained(folder):
         files.sweep(folder)
         (folder / files.CHECKPOINTS).mkdir(exist_ok=True)

@@ -166,9 +166,17 @@ class Prior:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss, accuracy = self.compare(self.images[chosen], self._numbers(number, "views"))
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        try:
+            loss, accuracy = self.compare(self.images[chosen], self._numbers(number, "views"))
+            loss.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if not trouble.out_of_memory(error):
+                raise
+            raise UserError(
+                f"Not enough memory for two views of {self.batch} images, which are compared with "
+                "each other and cannot be taken in parts: lower training.batch."
+            ) from None
         self.optimizer.step()
         self.step = number
         if self.average is not None:
