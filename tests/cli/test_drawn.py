@@ -40,6 +40,8 @@ def test_a_start_is_trained_and_used(
     for verb in ("report", "card"):
         refused(sfumato(verb, folder), "is a start for other runs")
     refused(sfumato("evaluate", folder), "there is nothing to load")
+    refused(sfumato("predict", folder, "."), "its head is not trained")
+    refused(sfumato("predict", "private", "no-image.png"), "no file or folder no-image.png")
 
 
 def test_private_training_on_them_makes_no_sense(sfumato: Run) -> None:

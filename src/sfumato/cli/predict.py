@@ -61,6 +61,11 @@ def predict(
     if out is not None and out.exists():
         raise UserError(f"{out} exists already: give another --out, nothing is overwritten.")
     classifier = load(run, device=pick_device(device))
+    if classifier.description.only_a_start:
+        raise UserError(
+            f"{run} is a start for other runs, trained on images that the program drew: its head "
+            "is not trained. Give a run that started from it."
+        )
     files = find_images(images)
     skipped: list[Path] = []
 

@@ -54,6 +54,12 @@ class Description:
     test_views: str = "none"
     bits: int = 16
 
+    @property
+    def only_a_start(self) -> bool:
+        """Whether all it has seen are images that a program drew, so that its head is untrained."""
+        seen = self.guarantee.get("exposures") or []
+        return bool(seen) and all(isinstance(e, dict) and e.get("drawn") is True for e in seen)
+
 
 class Classifier(nn.Module):
     """A network from images to class probabilities.
