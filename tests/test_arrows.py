@@ -17,9 +17,10 @@ BELOW = {
     "kernels": set(),
     "pictures": set(),
     "data": set(),
+    "starts": set(),
     "models": {"nn"},
     "privacy": {"kernels"},
-    "training": {"privacy", "models", "data", "pictures", "recipe", "settings"},
+    "training": {"privacy", "models", "data", "pictures", "recipe", "settings", "starts"},
     "analysis": {"training", "privacy", "models", "data", "recipe", "recipes"},
 }
 PARTS = sorted(path.parent.name for path in HOUSE.glob("*/__init__.py"))
