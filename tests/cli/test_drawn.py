@@ -47,3 +47,16 @@ def test_a_start_is_trained_and_used(
 def test_private_training_on_them_makes_no_sense(sfumato: Run) -> None:
     words = ("train", "dead-leaves", "--set", "privacy.enabled=true", "--set", "data.public=false")
     refused(sfumato(*words), "there is nobody to protect")
+
+
+def test_two_channels_are_refused_before_anything_is_made(sfumato: Run) -> None:
+    refused(sfumato("data", "show", "dead-leaves", "--channels", "2"), "channels = 2 is impossible")
+    words = ("pretrain", "--data", "dead-leaves", *QUICK, "--out", "two")
+    refused(sfumato(*words, "--set", "data.channels=2"), "channels = 2 is impossible")
+    assert not Path("two").exists()
+
+
+def test_there_is_nothing_to_tune_on(sfumato: Run) -> None:
+    words = ("tune", "dead-leaves", "--try", "optimizer.lr=0.1,0.2", "--out", "tuning")
+    refused(sfumato(*words), "no images are held out")
+    assert not Path("tuning").exists()

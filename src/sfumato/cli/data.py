@@ -98,10 +98,11 @@ def show(
 
 
 def _show_drawn(channels: int, picture: Path | None) -> None:
-    from sfumato.data.catalogue import DRAWN
+    from sfumato.data.catalogue import DRAWN, check_channels
     from sfumato.data.pairs import samples
     from sfumato.data.picture import save_sheet
 
+    check_channels(channels)
     typer.echo(
         f"{DRAWN}: images that the program draws at random, to start private training from where "
         f"there are no public images. `sfumato pretrain --data {DRAWN}` trains on them."

@@ -26,6 +26,12 @@ LUMA = (0.299, 0.587, 0.114)
 """The weight of red, green and blue in grey (ITU-R 601)."""
 
 
+def check_channels(channels: int | None) -> None:
+    """Refuse a number of channels that images cannot be read or drawn with."""
+    if channels not in (None, 1, 3):
+        raise UserError(f"channels = {channels} is impossible: give 1 (grey) or 3 (colour).")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Download:
     """One file to fetch, and where it belongs below the data folder."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from sfumato.data import locate
 from sfumato.data.adapt import adapt
-from sfumato.data.catalogue import CATALOGUE, DRAWN, HALF, Entry, canonical
+from sfumato.data.catalogue import CATALOGUE, DRAWN, HALF, Entry, canonical, check_channels
 from sfumato.data.cifar import read_cifar
 from sfumato.data.folder import Listing, list_folder, read_listing
 from sfumato.data.idx import read_idx_folder
@@ -67,8 +67,7 @@ def load(
             "trains on them: there is nothing to load."
         )
     shape = _checked_size(size)
-    if channels not in (None, 1, 3):
-        raise UserError(f"channels = {channels} is impossible: give 1 (grey) or 3 (colour).")
+    check_channels(channels)
     if not 8 <= bits <= 16:
         raise UserError(f"bits = {bits} is impossible: give a number from 8 to 16.")
     check_fraction("validation", validation, zero=True)
@@ -132,7 +131,7 @@ def _placed(
         return path
     text = os.fspath(name_or_path)
     if isinstance(name_or_path, str) and not (os.sep in text or text.startswith(("~", "."))):
-        hint = nearest(text, [*CATALOGUE, *names_in(".")])
+        hint = nearest(text, [*CATALOGUE, DRAWN, *names_in(".")])
         raise UserError(
             f"There is no data set and no file or folder called '{text}'.{hint} Known are: "
             f"{', '.join(CATALOGUE)}; or give a folder of images or an .npz file."

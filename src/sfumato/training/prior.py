@@ -16,6 +16,7 @@ import torch
 
 from sfumato import version
 from sfumato.data import dead_leaves
+from sfumato.data.catalogue import check_channels
 from sfumato.errors import UserError
 from sfumato.pictures import curves
 from sfumato.privacy.composition import Exposure
@@ -109,6 +110,7 @@ def _check(recipe: Recipe) -> None:
             f"Training on '{dead_leaves.NAME}' has no use for {', '.join(sorted(unknown))}: leave "
             "it out."
         )
+    check_channels(recipe.data.channels)
     if (recipe.training.batch or 2) < 2:
         raise UserError("training.batch must be at least 2 here: views are compared with others'.")
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import AccountantName, epsilon
 from sfumato.recipe import Recipe, differences, parse_setting
-from sfumato.training import files, metrics, setup
+from sfumato.training import files, metrics, prior, setup
 from sfumato.training.images import dataset_of
 from sfumato.training.reporter import Reporter, Silent
 from sfumato.training.run import resume, train
@@ -156,6 +156,11 @@ def tune(
     """
     if not choices:
         raise UserError("Say what to try, such as --try optimizer.lr=1,2,4.")
+    if prior.concerns(recipe):
+        raise UserError(
+            f"'{recipe.data.name}' is drawn by the program, and no images are held out to compare "
+            "settings on: tune the private training that starts from it."
+        )
     for key in ("data.test", "data.validation"):
         if key in choices:
             raise UserError(
