@@ -68,7 +68,9 @@ class Model:
 class Start:
     """Which weights to begin with, and which of them to train."""
 
-    source: str = _setting("", "a run folder or weights file to start from; from scratch if empty")
+    source: str = _setting(
+        "", "a run folder, weights file or dead-leaves to start from; from scratch if empty"
+    )
     how: str = _setting(
         "transfer",
         "take the weights over, or draw new ones with each layer's mean and variance",

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from sfumato.data.catalogue import DRAWN
 from sfumato.pictures import style
 from sfumato.reproduce import ledger
 from sfumato.reproduce.ledger import Entry
@@ -266,9 +267,14 @@ def pareto(entries: Sequence[Entry], path: Path) -> Path:
 def _series() -> Iterator[tuple[str, Sequence[Row]]]:
     """Rows that belong together: those of a paper from scratch, and our own after dead leaves."""
     for paper in PAPERS:
-        scratch = [row for row in paper.rows if not (row.needs or row.best_needs)]
+        scratch = [row for row in paper.rows if not (row.needs or row.best_needs or _drawn(row))]
         yield paper.key if paper.key != "sfumato" else "own recipes", scratch
-    yield "after dead leaves", [row for row in PAPERS[-1].rows if row.best_needs]
+    yield "after dead leaves", [row for row in PAPERS[-1].rows if _drawn(row)]
+
+
+def _drawn(row: Row) -> bool:
+    """Whether a run starts from weights that have seen drawn images alone."""
+    return row.recipe_for(row.settings[0]).start.source == DRAWN
 
 
 def _front(
