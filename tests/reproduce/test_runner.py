@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sfumato.errors import UserError
+from sfumato.locking import alone
 from sfumato.reproduce import environment, ledger
 from sfumato.reproduce.ledger import Entry
 from sfumato.reproduce.row import Row
@@ -170,6 +172,57 @@ def test_a_row_may_start_from_images_that_the_program_draws(tmp_path: Path) -> N
     ], outcome.failed  # fmt: skip
     assert outcome.done[0].curve["step"] == [1, 2, 3] and outcome.done[0].views_per_second > 0
     assert not made.missing([leaves, after], seeds=2, settings=())
+
+
+def test_what_another_process_is_at_work_on_is_passed_over(tmp_path: Path) -> None:
+    made = tiny(tmp_path)
+    jobs = made.missing([row("a")], seeds=2, settings=())
+    with alone(made.runs / jobs[0].folder):
+        outcome = made.run(jobs, after=ignore)
+    assert [e.seed for e in outcome.done] == [1]
+    assert (outcome.elsewhere, outcome.failed, outcome.left) == ([jobs[0]], [], [])
+    assert made.missing([row("a")], seeds=2, settings=()) == jobs[:1]
+
+
+def test_what_was_passed_over_is_looked_at_again(tmp_path: Path) -> None:
+    """By then the other process may have ended, or written down its result."""
+    said: list[str] = []
+    made = dataclasses.replace(tiny(tmp_path), say=said.append)
+    jobs = made.missing([row("a")], seeds=3, settings=())
+    others = contextlib.ExitStack()
+    for job in jobs[:2]:
+        others.enter_context(alone(made.runs / job.folder))
+
+    def meanwhile(_: Entry) -> None:
+        others.close()
+        if len(said) == 1:
+            tiny(tmp_path).run(jobs[:1], after=ignore)
+
+    outcome = made.run(jobs, after=meanwhile)
+    assert [e.seed for e in outcome.done] == [2, 1] and not outcome.elsewhere
+    assert sorted(e.seed for e in ledger.read(made.results)) == [0, 1, 2]
+    assert [words.partition(":")[0] for words in said] == ["3 of 3", "2 of 3"]
+    assert not list(made.runs.glob("**/.*.lock"))
+
+
+def test_a_run_whose_start_is_being_made_elsewhere_is_passed_over(tmp_path: Path) -> None:
+    source = row("source")
+    made, after = tiny(tmp_path), row("after", needs=source, changes={"start.same_data": True})
+    with alone(made.runs / Job(source, "published", 0).folder):
+        outcome = made.run(made.missing([after], seeds=1, settings=()), after=ignore)
+    assert [j.row.name for j in outcome.elsewhere] == ["after"] and not outcome.done
+
+
+def test_parts_do_not_depend_on_what_is_done(tmp_path: Path) -> None:
+    made, rows = tiny(tmp_path), [row("a"), row("b")]
+
+    def part(number: int) -> set[tuple[str, int]]:
+        jobs = made.missing(rows, seeds=2, settings=(), part=slice(number, None, 2))
+        return {(job.row.name, job.seed) for job in jobs}
+
+    assert (part(0), part(1)) == ({("a", 0), ("a", 1)}, {("b", 0), ("b", 1)})
+    made.run([Job(rows[0], "published", 0)], after=ignore)
+    assert (part(0), part(1)) == ({("a", 1)}, {("b", 0), ("b", 1)})
 
 
 def test_a_start_that_changed_makes_results_void() -> None:

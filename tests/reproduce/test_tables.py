@@ -122,10 +122,30 @@ def test_a_figure_is_drawn_from_a_single_result(
     plot: Plot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "PLOTS", (plot,))
-    made = [entry(every_row()[next(iter(plot.rows()))], 0.8)]
+    first = every_row()[next(iter(plot.rows()))]
+    made = [entry(first, 0.8, setting=first.settings[0])]
     (drawn,) = figures.draw(plot.paper, made, tmp_path)
     assert (drawn.file, drawn.source) == (f"{plot.paper}-{plot.name}.png", plot.source)
     assert (tmp_path / drawn.file).stat().st_size > 4_000
+
+
+def test_curves_say_which_images_they_are_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+    monkeypatch.setattr(figures, "_finish", lambda _, label: said.append(label))
+    plot = next(p for p in PLOTS if (p.paper, p.name) == ("003", "curves"))
+    rows = [every_row()[name] for name in plot.rows()]
+    of = ("validation images", "training batches")
+    made = [
+        dataclasses.replace(e, curve=e.curve | {"of": what})
+        for e, what in zip([entry(row, 0.8) for row in rows], of, strict=False)
+    ]
+    figures.draw("003", made[:1], tmp_path)
+    figures.draw("003", made, tmp_path)
+    assert said == [
+        "accuracy on validation images", "accuracy on training batches or validation images",
+    ]  # fmt: skip
 
 
 def test_a_line_does_not_go_from_one_setting_to_the_other() -> None:

@@ -42,7 +42,8 @@ def reproduce(
     part: str = typer.Option(
         None,
         metavar="I/N",
-        help="Of what is missing, every N-th run from the I-th on: for N processes side by side.",
+        help="Every N-th run from the I-th on, for computers that share no folder. Processes that "
+        "do, share the runs by themselves.",
     ),
     list_: bool = typer.Option(False, "--list", help="List the rows, run nothing."),
     render: bool = typer.Option(False, "--render", help="Only write the tables and figures."),
@@ -101,7 +102,7 @@ def reproduce(
         watch=_watch,
         say=say,
     )
-    jobs = runner.missing(rows, seeds=seeds, settings=chosen)[parse_part(part)]
+    jobs = runner.missing(rows, seeds=seeds, settings=chosen, part=parse_part(part))
     if not jobs:
         named = ", ".join(what)
         say(f"Nothing is missing: {named} has {seeds} seeds of everything. --seeds asks for more.")
@@ -174,6 +175,8 @@ def _say_outcome(outcome: Outcome, asked: int, say: Callable[[str], None]) -> No
         )
     if outcome.left:
         say(f"{len(outcome.left)} runs were not started.")
+    for job in outcome.elsewhere:
+        say(f"Another process is at work on {job}.")
     for job, reason in outcome.failed:
         say(f"Not run: {job}: {reason}")
 

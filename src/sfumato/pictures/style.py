@@ -82,11 +82,11 @@ def figure(width: float, height: float, path: Path) -> Iterator[Figure]:
 
 def percent_axis(axes: Axes, *, x: bool = False, y: bool = True) -> None:
     """Show fractions on an axis as percentages."""
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import FuncFormatter
 
     for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
         if wanted:
-            axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
 
 
 def percent(value: float, decimals: int = 1) -> str:

@@ -15,13 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sfumato import locking
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import Step, merge
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 def _line(content: Mapping[str, Any], previous: str) -> bytes:
@@ -47,7 +43,7 @@ class Ledger:
         self.path, self.header, self._steps, self._last = path, header, steps, last
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
-            _lock(self._file, path)
+            locking.take(self._file, path)
         except BaseException:
             self.close()
             raise
@@ -126,21 +122,6 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _lock(file: int, path: Path) -> None:
-    """Have the file for this process alone, until it is closed or the process ends."""
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"{path} is in use: another process is at work on this run. Let it go on, or wait "
-            "until it has ended."
-        ) from None
-    except OSError:
-        return  # A file system without locks.
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Step]]:

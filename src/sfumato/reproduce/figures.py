@@ -144,12 +144,14 @@ def _curves(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
         for place, panel in enumerate(plot.panels):
             axes = figure.add_subplot(1, len(plot.panels), place + 1)
             axes.set_title(panel.title)
+            of: set[str] = set()
             for number, (label, points) in enumerate(panel.series):
                 runs = [e for _, name in points for e in _found(entries, name, plot) if e.curve]
                 _seeds(axes, runs, label, number)
+                of |= {e.curve["of"] for e in runs}
             axes.set_xlabel(plot.x)
             axes.set_xlim(left=0)
-            _finish(axes, plot.y)
+            _finish(axes, f"accuracy on {' or '.join(sorted(of))}")
 
 
 def _seeds(axes: Axes, runs: Sequence[Entry], label: str, number: int) -> None:

@@ -35,7 +35,7 @@ class Plot:
         caption: What it shows.
         panels: Side by side.
         x: Label of the horizontal axis.
-        y: Label of the values.
+        y: Label of the values; along training, the results say what they are of.
         measure: What is shown instead of the accuracy.
         one_change: Whether one number differs between the rows and nothing else may: best settings
             are left out then.
@@ -74,7 +74,6 @@ def _capacity(data: str, title: str) -> Panel:
 
 
 _D4 = "004/eq-resnet9-d4"
-_BATCH = "accuracy of batches"
 _COMPONENTS = (
     "base", "norm-instance", "norm-layer", "norm-none", "activation-relu", "pooling-average",
     "pooling-none", "links-residual", "links-plain", "wide16-deep2", "wide4-deep5", "wide4-deep9",
@@ -123,7 +122,7 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         paper="002", name="tanh-relu", source="figures 2 and 3, summary", kind="curves",
-        x="ε spent", y=_BATCH,
+        x="ε spent",
         caption="tanh and ReLU against the privacy spent (diamonds: on the test set at the end).",
         panels=(
             Panel("MNIST", (
@@ -164,7 +163,7 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        paper="002", name="meanvar", source="figure 4", kind="curves", x="ε spent", y=_BATCH,
+        paper="002", name="meanvar", source="figure 4", kind="curves", x="ε spent",
         caption="He and MeanVar initialisation; MeanVar begins with what its source has spent.",
         panels=(
             Panel("CIFAR-10", (
@@ -174,7 +173,7 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        paper="002", name="sgd-adam", source="figure 5", kind="curves", x="ε spent", y=_BATCH,
+        paper="002", name="sgd-adam", source="figure 5", kind="curves", x="ε spent",
         caption="DP-SGD and DP-Adam against the privacy spent.",
         panels=(
             Panel("MNIST", (
@@ -191,7 +190,6 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         paper="003", name="curves", source="section 7", kind="curves", x="ε spent",
-        y="validation accuracy",
         caption="ResNet-20 against the privacy spent (diamonds: on the test set at the end).",
         panels=(
             Panel("CIFAR-10", tuple(
@@ -252,6 +250,17 @@ PLOTS: tuple[Plot, ...] = (
                     4.0: f"{_D4}-cifar10-eps8", 8.0: f"{_D4}-k8-cifar10-eps8",
                     16.0: f"{_D4}-k16-cifar10-eps8", 32.0: f"{_D4}-k32-cifar10-eps8",
                 }),
+            )),
+        ),
+    ),
+    Plot(
+        paper="sfumato", name="curves", source="CIFAR-10 after dead leaves", kind="curves",
+        x="ε spent",
+        caption="Equivariant-ResNet-9 with D4 after dead leaves against the privacy spent "
+        "(diamonds: averaged weights on the test set at the end).",
+        panels=(
+            Panel("CIFAR-10", tuple(
+                _one(f"budget ε {e}", f"sfumato/leaves-cifar10-eps{e}") for e in (1, 2, 3, 8)
             )),
         ),
     ),

@@ -383,7 +383,7 @@ def _own() -> Paper:
     targets = {
         1: (56.8, "WRN-16-4 of De et al. (2022)"),
         2: (71.86, "Equivariant-ResNet-9 of Hölzl et al. (2023)"),
-        3: (70.7, "WRN-40-4 of De et al. (2022)"),
+        3: (71.86, "Equivariant-ResNet-9 of Hölzl et al. (2023), with epsilon 2"),
         8: (82.5, "ScaleWRN-16-4 of Klause et al. (2022), which nobody could confirm"),
     }
     matched = "of views of images drawn anew, for which the right one of 1535 others is found"

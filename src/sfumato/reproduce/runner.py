@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sfumato.errors import UserError
+from sfumato.locking import InUse, alone
 from sfumato.recipe import Recipe
 from sfumato.reproduce import ledger
 from sfumato.reproduce.harvest import harvest
@@ -50,12 +52,14 @@ class Outcome:
     Attributes:
         done: Results that were written down.
         interrupted: The job that the time limit stopped, resumable.
+        elsewhere: Jobs that another process is at work on.
         left: Jobs that were not started.
         failed: Jobs that could not be run, with the reason.
     """
 
     done: list[Entry] = field(default_factory=list)
     interrupted: Job | None = None
+    elsewhere: list[Job] = field(default_factory=list)
     left: list[Job] = field(default_factory=list)
     failed: list[tuple[Job, str]] = field(default_factory=list)
 
@@ -126,13 +130,21 @@ class Runner:
     watch: Watch = lambda: nullcontext(Silent())
     say: Callable[[str], None] = lambda _: None
 
-    def missing(self, rows: Sequence[Row], *, seeds: int, settings: Sequence[Setting]) -> list[Job]:
+    def missing(
+        self,
+        rows: Sequence[Row],
+        *,
+        seeds: int,
+        settings: Sequence[Setting],
+        part: slice = slice(None),
+    ) -> list[Job]:
         """The jobs without a result, seed by seed, so that every row has one before any has two.
 
         Args:
             rows: Which.
             seeds: Seeds wanted of each.
             settings: In which settings; each row's usual one if empty.
+            part: Which of all jobs, done or not, to consider.
         """
         entries = ledger.read(self.results)
         wanted = [
@@ -142,15 +154,14 @@ class Runner:
             if not settings or s in settings
         ]
         done = {(row.id, s): {e.seed for e in ledger.of_row(entries, row, s)} for row, s in wanted}
-        return [
-            Job(row, setting, seed)
-            for seed in range(seeds)
-            for row, setting in wanted
-            if seed not in done[row.id, setting]
-        ]
+        jobs = [Job(row, setting, seed) for seed in range(seeds) for row, setting in wanted]
+        return [job for job in jobs[part] if job.seed not in done[job.row.id, job.setting]]
 
     def run(self, jobs: Sequence[Job], *, after: Callable[[Entry], None]) -> Outcome:
         """Run jobs in order until they or the time are over.
+
+        What another process is at work on is passed over, and looked at again in the end: several
+        processes that are given the same jobs share them.
 
         Args:
             jobs: What to run.
@@ -159,42 +170,55 @@ class Runner:
         Raises:
             Stopped: If the user asked to stop; the run under way is saved.
         """
-        outcome = Outcome()
-        for position, job in enumerate(jobs):
+        outcome, waiting = Outcome(), deque(jobs)
+        while waiting:
             if self.clock.over:
-                outcome.left = list(jobs[position:])
+                outcome.left = list(waiting)
                 break
-            self.say(f"{position + 1} of {len(jobs)}: {job}")
+            job = waiting.popleft()
             try:
-                self._complete(job, outcome, after)
-            except _OutOfTime:
-                outcome.interrupted = job
-                outcome.left = list(jobs[position + 1 :])
-                break
-            except Stopped:
-                if not self.clock.asked:
+                self._complete(job, outcome, after, f"{jobs.index(job) + 1} of {len(jobs)}: ")
+            except InUse:
+                outcome.elsewhere.append(job)
+            except (Stopped, _OutOfTime) as stopped:
+                if isinstance(stopped, Stopped) and not self.clock.asked:
                     raise
                 outcome.interrupted = job
-                outcome.left = list(jobs[position + 1 :])
+                outcome.left = list(waiting)
                 break
             except UserError as error:
                 outcome.failed.append((job, str(error)))
                 self.say(f"{job} cannot be run: {error}")
+            else:
+                # Meanwhile others may have ended.
+                waiting.extend(outcome.elsewhere)
+                outcome.elsewhere = []
         return outcome
 
-    def _complete(self, job: Job, outcome: Outcome, after: Callable[[Entry], None]) -> Path:
+    def _complete(
+        self, job: Job, outcome: Outcome, after: Callable[[Entry], None], place: str = ""
+    ) -> Path:
         """Bring a run to its end, with the run that it starts from, and write both down."""
+        with alone(self.runs / job.folder):
+            return self._alone(job, outcome, after, place)
+
+    def _alone(
+        self, job: Job, outcome: Outcome, after: Callable[[Entry], None], place: str
+    ) -> Path:
+        folder, entries = self.runs / job.folder, ledger.read(self.results)
+        known = {entry.seed for entry in ledger.of_row(entries, job.row, job.setting)}
+        if files.finished(folder) and job.seed in known:
+            return folder
+        self.say(f"{place}{job}")
         source = None
         if start := job.row.start_of(job.setting):
             source = self._complete(Job(start, "published", job.seed), outcome, after)
-        folder = self.runs / job.folder
         recipe = self.recipe(job, source)
         if not files.finished(folder):
             if self.clock.over:
                 raise _OutOfTime
             self._train(folder, recipe)
-        known = ledger.of_row(ledger.read(self.results), job.row, job.setting)
-        if job.seed not in {entry.seed for entry in known}:
+        if job.seed not in known:
             entry = harvest(
                 folder,
                 row=job.row,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ class Prior:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
             devices.keep_compiled()
+            # Only the projection, a thousandth of the work, is float32.
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
             self.compare = torch.compile(self._compare)
         self.log_every = t.log_every or math.ceil(self.steps / 60)
 
@@ -218,6 +221,8 @@ class Prior:
             if self.step == first + 1:
                 # It was compiled: later steps take less.
                 settled = logged = now
+                for remark in trouble.first_step(now - started, "compilation"):
+                    self.reporter.say(remark)
             if self.step % self.log_every == 0 or self.step == self.steps:
                 loss, accuracy = (recent / since).tolist()
                 now = time.monotonic()

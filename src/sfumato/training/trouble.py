@@ -59,16 +59,19 @@ def explain_not_finite(recipe: Recipe, model: nn.Module, step: int) -> None:
 
 def about_start(private: PrivateGradients, seconds: float) -> list[str]:
     """How long the first step took, if long, and whether later ones are slower than need be."""
-    engine, remarks = private.per_example, []
-    if seconds > _WORTH_SAYING:
-        what = "checks and compilation" if engine.precision else "checks"
-        remarks.append(f"The first step took {seconds:.0f} s with its {what}.")
+    engine = private.per_example
+    remarks = first_step(seconds, "checks and compilation" if engine.precision else "checks")
     if engine.precision is not None and "compiled" in engine.passed_over:
         remarks.append(
             "This model runs layer by layer in float32, several times slower than it could: the "
             f"compiled pass does not fit it ({engine.passed_over['compiled']})."
         )
     return remarks
+
+
+def first_step(seconds: float, why: str) -> list[str]:
+    """How long the first step took with what only it does, if long."""
+    return [f"The first step took {seconds:.0f} s with its {why}."] * (seconds > _WORTH_SAYING)
 
 
 def out_of_memory(error: RuntimeError) -> bool:

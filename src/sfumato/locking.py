@@ -1,0 +1,69 @@
+"""One process at a time: locks that end with the process that holds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sfumato.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Not on Windows.
+    fcntl = None  # type: ignore[assignment]
+
+
+class InUse(UserError):
+    """Another process is at work there."""
+
+
+def take(file: int, path: Path) -> None:
+    """Have an open file for this process alone, until it is closed or the process ends.
+
+    Raises:
+        InUse: If another has it. File systems without locks never say so.
+    """
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InUse(
+            f"{path} is in use: another process is at work on this run. Let it go on, or wait "
+            "until it has ended."
+        ) from None
+    except OSError:
+        return
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Be the only one at work on a folder, which need not be there yet.
+
+    Raises:
+        InUse: If another process is.
+    """
+    path = folder.with_name(f".{folder.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = -1
+    try:
+        while file < 0 or not _same(file, path):  # Whoever had it took it away in between.
+            if file >= 0:
+                os.close(file)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            take(file, folder)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(file)
+
+
+def _same(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,78 @@
+"""Locks: one process at a time, and none that outlives its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sfumato import locking
+from sfumato.errors import UserError
+from sfumato.locking import InUse, alone
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    with alone(tmp_path / "run"):
+        with pytest.raises(InUse, match="another process is at work"), alone(tmp_path / "run"):
+            pass
+        with alone(tmp_path / "other"):
+            pass
+    with alone(tmp_path / "run"):
+        pass
+    assert not list(tmp_path.iterdir()), "nothing is left"
+    assert issubclass(InUse, UserError)
+
+
+def test_a_process_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from sfumato.locking import alone\n"
+        "with alone(Path(sys.argv[1])): os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
+    assert done.returncode == 9 and (tmp_path / ".run.lock").exists()
+    with alone(tmp_path / "run"):
+        pass
+    assert not (tmp_path / ".run.lock").exists()
+
+
+def test_a_lock_that_was_taken_away_meanwhile_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its owner ends between our opening the file and our locking it."""
+    take, taken = locking.take, []
+
+    def late(file: int, path: Path) -> None:
+        if not taken:
+            (tmp_path / ".run.lock").unlink()
+        taken.append(file)
+        take(file, path)
+
+    monkeypatch.setattr(locking, "take", late)
+    with alone(tmp_path / "run"):
+        assert len(taken) == 2 and (tmp_path / ".run.lock").exists()
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    inside, most, tries = [], [], range(200)
+
+    def work() -> None:
+        for _ in tries:
+            try:
+                with alone(tmp_path / "run"):
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+            except InUse:
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
+    assert not os.listdir(tmp_path)
