@@ -45,7 +45,9 @@ def analyze(
     seed: int = typer.Option(0, help="Of the images and of the curvature's random vectors."),
     iterations: int = typer.Option(40, help="Lanczos steps for the curvature's eigenvalues."),
     probes: int = typer.Option(3, help="Random vectors for the density of eigenvalues."),
-    out: Path | None = typer.Option(None, metavar="FILE", help="Write everything as JSON."),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", metavar="FILE", help="Write everything as JSON."
+    ),
     picture: Path | None = typer.Option(None, metavar="FOLDER", help="Draw everything as PNG."),
     data: str | None = typer.Option(
         None, help="Data set, folder or .npz with the model's classes, instead of the run's own."

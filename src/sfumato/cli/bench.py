@@ -34,7 +34,9 @@ def bench(
         help="not-private, not-private-compiled, opacus, opacus-ghost, vmap, jax-privacy; or none.",
     ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
-    out: Path = typer.Option(None, help="Keep the record in this new JSON file, row by row."),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="Keep the record in this new JSON file, row by row."
+    ),
     resume: bool = typer.Option(
         False, "--resume", help="Go on with the record in --out, if it was cut short."
     ),

@@ -43,7 +43,11 @@ def evaluate(
     split: Split = typer.Option(Split.test, help="Which part of the data."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
     out: Path | None = typer.Option(
-        None, metavar="DIR", help="Folder for evaluation.json and .png; the run's if not given."
+        None,
+        "--out",
+        "-o",
+        metavar="DIR",
+        help="Folder for evaluation.json and .png; the run's if not given.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print what evaluation.json holds."),
     skip_unreadable: bool = typer.Option(

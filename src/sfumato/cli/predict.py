@@ -42,7 +42,9 @@ def predict(
         ..., metavar="FILE|FOLDER...", help="Images, and folders that are searched for images."
     ),
     format: Format = typer.Option(Format.csv, help="How to write predictions."),
-    out: Path | None = typer.Option(None, metavar="FILE", help="New file; stdout if not given."),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", metavar="FILE", help="New file; stdout if not given."
+    ),
     top: int = typer.Option(1, metavar="K", help="Give the K most probable classes."),
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Go on without images that cannot be read."

@@ -43,7 +43,9 @@ def pretrain(
     set_: list[str] = typer.Option(
         [], "--set", metavar="SECTION.NAME=VALUE", help="Change any setting of the recipe."
     ),
-    out: Path = typer.Option(None, help="Run folder to make; runs/NAME-NNN if not given."),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="Run folder to make; runs/NAME-NNN if not given."
+    ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
     data_root: Path = typer.Option(None, help="Where to look for data sets first."),
     physical_batch: int = typer.Option(None, help="Examples processed at once."),

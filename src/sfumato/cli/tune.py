@@ -28,7 +28,9 @@ def tune(
         [], "--try", metavar="SECTION.NAME=A,B,C",
         help="Values to try for a setting, or a range LOW..HIGH. Every combination is run.",
     ),
-    out: Path = typer.Option(..., help="Folder of the runs; what it holds is not run again."),
+    out: Path = typer.Option(
+        ..., "--out", "-o", help="Folder of the runs; what it holds is not run again."
+    ),
     data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
     set_: list[str] = typer.Option(
         [], "--set", metavar="SECTION.NAME=VALUE", help="Change any setting of the recipe."

@@ -32,8 +32,9 @@ def find(name: str, model: str) -> Path | None:
         return None
     if model not in models:
         raise UserError(
-            f"The start '{name}' is packaged for {', '.join(models)}, not for '{model}': make one "
-            f"with `sfumato pretrain --data {name} --model {model}`, and start from its folder."
+            f"The start '{name}' is packaged for {', '.join(models)}, not for '{model}': choose "
+            f"`--model {models[0]}`, or make one with `sfumato pretrain --data {name} --model "
+            f"{model}` and start from its folder."
         )
     return _ROOT / name / f"{model}.safetensors"
 

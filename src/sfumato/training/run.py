@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sfumato.data import Dataset
+from sfumato.data.adapt import adapt
 from sfumato.errors import UserError
 from sfumato.privacy.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
@@ -54,6 +55,11 @@ def train(
     donor = start.open_donor(recipe)
     origin = donor.origin if donor else start.Origin()
     dataset = _load(recipe, origin, root, reporter)
+    if donor and _grey_after_colour(recipe, donor, dataset):
+        recipe = recipe.replace({"data.channels": donor.description.channels})
+        dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
+        reporter.say("The images are grey, and are shown in three equal channels as the start is "
+                     "for colour ones.")  # fmt: skip
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     seed = recipe.training.seed
     randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
@@ -288,6 +294,12 @@ def _load(
         few = ", ".join(dataset.skipped[:5]) + (", ..." if len(dataset.skipped) > 5 else "")
         reporter.say(f"Skipped {len(dataset.skipped)} unreadable images: {few}")
     return dataset
+
+
+def _grey_after_colour(recipe: Recipe, donor: start.Donor, dataset: Dataset) -> bool:
+    """Whether images must be given the channels that layers taken over were trained with."""
+    free = recipe.start.how == "transfer" and recipe.data.channels is None
+    return free and (dataset.channels, donor.description.channels) == (1, 3)
 
 
 def _memory(device: torch.device) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 from sfumato import starts
 from sfumato.data import Dataset
 from sfumato.data.catalogue import canonical
-from sfumato.errors import UserError
+from sfumato.errors import UserError, nearest
 from sfumato.privacy.accounting import AccountantName, Step, epsilon, merge
 from sfumato.privacy.composition import Exposure, steps_from_list, steps_to_list
 from sfumato.recipe import Recipe
@@ -122,7 +122,8 @@ def open_donor(recipe: Recipe, *, unchanged: Origin | None = None) -> Donor | No
     try:
         classifier = load(path)
     except UserError as error:
-        raise UserError(f"start.source = '{settings.source}': {error}") from None
+        hint = "" if path.exists() else nearest(settings.source, starts.packaged())
+        raise UserError(f"start.source = '{settings.source}': {error}{hint}") from None
     digest = starts.digest(path / WEIGHTS if path.is_dir() else path)
     if unchanged is not None and unchanged.weights != digest:
         raise UserError(
