@@ -56,6 +56,12 @@ def test_a_lock_that_was_taken_away_meanwhile_does_not_count(
         assert len(taken) == 2 and (tmp_path / ".run.lock").exists()
 
 
+def test_a_place_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(UserError, match="Cannot write to"), alone(tmp_path / "runs" / "row" / "a"):
+        pass
+
+
 def test_many_at_once(tmp_path: Path) -> None:
     inside, most, tries = [], [], range(200)
 

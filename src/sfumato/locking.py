@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sfumato.errors import UserError
@@ -46,20 +46,33 @@ def alone(folder: Path) -> Iterator[None]:
         InUse: If another process is.
     """
     path = folder.with_name(f".{folder.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = -1
+    file = _taken(path, folder)
     try:
-        while file < 0 or not _same(file, path):  # Whoever had it took it away in between.
-            if file >= 0:
-                os.close(file)
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            take(file, folder)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        yield
     finally:
+        with suppress(OSError):  # Where files that are open cannot be removed.
+            path.unlink()
         os.close(file)
+
+
+def _taken(path: Path, folder: Path) -> int:
+    """The lock file, open and locked."""
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(
+                f"Cannot write to {path.parent}: {error.strerror}. Choose another folder."
+            ) from None
+        try:
+            take(file, folder)
+        except InUse:
+            os.close(file)
+            raise
+        if _same(file, path):
+            return file
+        os.close(file)  # Whoever had it took it away in between.
 
 
 def _same(file: int, path: Path) -> bool:

@@ -17,7 +17,7 @@ from sfumato.data.imageset import ImageSet
 from sfumato.data.store import ImageStore
 from sfumato.data.views import Views
 from sfumato.errors import UserError
-from sfumato.training import loop
+from sfumato.training import features, loop
 from sfumato.training.classifier import load
 from sfumato.training.features import Features, frozen_features, trained_end
 from sfumato.training.run import train
@@ -92,6 +92,16 @@ def test_rows_are_what_enters_the_end() -> None:
     rows, labels = found.gather(where)
     assert torch.equal(labels, y)
     torch.testing.assert_close(found.end(rows), model(x))
+
+
+def test_slow_layers_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_SECONDS", -1.0)
+    found, said = frozen_features(only_head(network(nn.Tanh())), store(), PLAIN), []
+    assert found is not None
+    found.tell = said.append
+    found.gather(torch.tensor([0]))
+    found.gather(torch.tensor([1]))
+    assert said == [f"Frozen layers: {n} of 300 images." for n in (256, 300)]
 
 
 def test_the_end_is_the_innermost_module_with_everything_trained() -> None:

@@ -10,6 +10,8 @@ that image alone; and what the end makes of it must be what the network makes of
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +30,9 @@ _MOST = 4 << 30
 _ROWS = 256
 """Images that are run at once."""
 
+_SECONDS = 10.0
+"""Time between two words on how far it is."""
+
 
 class Features:
     """What enters the trained end of a network, for every training image.
@@ -39,12 +44,16 @@ class Features:
 
     Attributes:
         end: The end, with its parameters' names in the network.
+        tell: Is told now and then how far the frozen layers have come.
     """
+
+    tell: Callable[[str], None]
 
     def __init__(self, model: nn.Module, path: str, store: ImageStore) -> None:
         self.path, self.end = path, End(path, model.get_submodule(path))
         self._model, self._store = model, store
         self._kept: tuple[Tensor, Tensor] | None = None
+        self.tell = lambda _: None
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Rows and labels at these positions, which may repeat.
@@ -93,7 +102,7 @@ class Features:
 
     def _all(self) -> tuple[Tensor, Tensor]:
         choose_method(PerExample(self._model), *self._images(0))
-        rows, labels = [], []
+        rows, labels, told = [], [], time.monotonic()
         for first in range(0, len(self._store), _ROWS):
             x, y = self._images(first)
             found, _ = self._entering(x)
@@ -101,6 +110,9 @@ class Features:
                 raise RuntimeError(f"what enters {self.path} is no longer one row for each image")
             rows.append(found)
             labels.append(y)
+            if time.monotonic() - told > _SECONDS:
+                told = time.monotonic()
+                self.tell(f"Frozen layers: {first + len(x):,} of {len(self._store):,} images.")
         return torch.cat(rows), torch.cat(labels)
 
 
