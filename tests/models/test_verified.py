@@ -11,6 +11,8 @@ from sfumato.privacy.verify import verify
 
 QUICK = ("tanh-cnn", "papernot-1", "papernot-2", "eq-resnet9-c4", "wrn-10-1", "scale-wrn-10-1")
 ALL = [name for name in models.names() if "{" not in name]
+DEEP = ("wrn-40-4", "resnet34", "resnet50", "scale-resnet50")
+"""Those of the same blocks as shallower ones."""
 
 
 def small(name: str) -> tuple[torch.nn.Module, tuple[int, int, int]]:
@@ -20,7 +22,9 @@ def small(name: str) -> tuple[torch.nn.Module, tuple[int, int, int]]:
     return models.create(name, classes=4, channels=channels, size=size), (channels, size, size)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in DEEP else ()) for n in ALL]
+)
 def test_every_model_is_checked_and_takes_the_layered_path(name: str) -> None:
     model, shape = small(name)
     engine = PerExample(model)

@@ -10,6 +10,7 @@ import torch
 
 from sfumato import data, recipes
 from sfumato.errors import UserError
+from sfumato.reproduce import measures
 from sfumato.reproduce.measures import MEASURES, measure
 from sfumato.training.classifier import load
 from sfumato.training.run import train
@@ -32,7 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_measure_gives_numbers(folder: Path) -> None:
+def test_every_measure_gives_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "_CURVED", 64)
     found = measure(tuple(MEASURES), folder, root=None, device="cpu")
     assert list(found) == [
         "activation-norm", "V_A mean", "V_A std", "V_A^S mean", "V_A^S std", "Hessian trace",

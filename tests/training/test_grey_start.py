@@ -76,11 +76,15 @@ def test_nobody_is_overruled(scans: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_images_are_those_that_a_resumed_run_loads(scans: Path, tmp_path: Path) -> None:
+def test_the_images_are_those_that_a_resumed_run_loads(scans: Path) -> None:
     changed = adapt(data.load(str(scans)), size=None, channels=3)
     loaded = data.load(str(scans), channels=3)
     assert np.array_equal(changed.train.images, loaded.train.images)
     assert (changed.mean, changed.std) == (loaded.mean, loaded.std)
+
+
+@pytest.mark.parametrize("scans", ["uint16"], indirect=True)
+def test_an_interrupted_run_ends_where_it_would_have(scans: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train(chosen(scans), out=whole, device="cpu")
     with pytest.raises((Stopped, KeyboardInterrupt)):

@@ -26,9 +26,10 @@ def drive(folder: Path, *, kills: int) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [12, pytest.param(40, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_and_resumed(tmp_path: Path, kills: int) -> None:
     assert drive(tmp_path / "whole", kills=0) == 0
-    assert drive(tmp_path / "killed", kills=24) >= 20
+    assert drive(tmp_path / "killed", kills=kills) >= 0.8 * kills
     for name in (files.WEIGHTS, files.LEDGER, files.STATEMENT, files.RECIPE):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     leftovers = [p.name for p in (tmp_path / "killed").iterdir() if p.name.startswith(".")]
