@@ -1,6 +1,6 @@
 """Runs a recipe in forked children and kills them with SIGKILL, again and again.
 
-    python kill_driver.py FOLDER SEED KILLS
+    python kill_driver.py FOLDER SEED KILLS STEPS
 
 Imports happen once, in the parent; each child resumes the run and is killed after a random time,
 or, every other time, right at one of its file operations. The parent prints how many were killed.
@@ -30,7 +30,6 @@ RECIPE = {
     "training": {
         "seed": 7,
         "batch": 400,
-        "steps": 240,
         "average": 0.9,
         "views": 2,
         "checkpoint_every": 4,
@@ -60,7 +59,7 @@ def die_at_operation(number: int) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
-def live(folder: Path) -> None:
+def live(folder: Path, steps: int) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -68,7 +67,8 @@ def live(folder: Path) -> None:
         resume(folder, device="cpu")
     else:
         shutil.rmtree(folder, ignore_errors=True)  # killed before the run had started
-        train(from_dict(RECIPE), out=folder, device="cpu")
+        recipe = from_dict(RECIPE).replace({"training.steps": steps})
+        train(recipe, out=folder, device="cpu")
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def main() -> None:
             try:
                 if killed < kills and killed % 2:
                     die_at_operation(rng.randrange(3, 25))
-                live(folder)
+                live(folder, int(sys.argv[4]))
                 code = 0
             except BaseException:
                 traceback.print_exc()

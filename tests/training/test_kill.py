@@ -13,9 +13,9 @@ from sfumato.training import files
 DRIVER = Path(__file__).with_name("kill_driver.py")
 
 
-def drive(folder: Path, *, kills: int) -> int:
+def drive(folder: Path, *, kills: int, steps: int) -> int:
     done = subprocess.run(
-        [sys.executable, str(DRIVER), str(folder), "1", str(kills)],
+        [sys.executable, str(DRIVER), str(folder), "1", str(kills), str(steps)],
         capture_output=True,
         text=True,
         timeout=280,
@@ -28,8 +28,9 @@ def drive(folder: Path, *, kills: int) -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [12, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_and_resumed(tmp_path: Path, kills: int) -> None:
-    assert drive(tmp_path / "whole", kills=0) == 0
-    assert drive(tmp_path / "killed", kills=kills) >= 0.8 * kills
+    steps = 10 * kills
+    assert drive(tmp_path / "whole", kills=0, steps=steps) == 0
+    assert drive(tmp_path / "killed", kills=kills, steps=steps) >= 0.8 * kills
     for name in (files.WEIGHTS, files.LEDGER, files.STATEMENT, files.RECIPE):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     leftovers = [p.name for p in (tmp_path / "killed").iterdir() if p.name.startswith(".")]
