@@ -17,7 +17,7 @@ from sfumato.data.imageset import ImageSet
 from sfumato.data.store import ImageStore
 from sfumato.data.views import Views
 from sfumato.errors import UserError
-from sfumato.training import features, loop
+from sfumato.training import loop, reporter
 from sfumato.training.classifier import load
 from sfumato.training.features import Features, frozen_features, trained_end
 from sfumato.training.run import train
@@ -95,7 +95,7 @@ def test_rows_are_what_enters_the_end() -> None:
 
 
 def test_slow_layers_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "_SECONDS", -1.0)
+    monkeypatch.setattr(reporter, "BETWEEN", -1.0)
     found, said = frozen_features(only_head(network(nn.Tanh())), store(), PLAIN), []
     assert found is not None
     found.tell = said.append

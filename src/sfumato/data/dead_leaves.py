@@ -10,6 +10,7 @@ textures come from random networks of oriented filters, one network for each ima
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +57,14 @@ class _Chance:
         return self.generator.device
 
 
-def draw(count: int, *, side: int, channels: int = 3, generator: torch.Generator) -> Tensor:
+def draw(
+    count: int,
+    *,
+    side: int,
+    channels: int = 3,
+    generator: torch.Generator,
+    done: Callable[[int], None] = lambda _: None,
+) -> Tensor:
     """Draw images.
 
     Args:
@@ -64,6 +72,7 @@ def draw(count: int, *, side: int, channels: int = 3, generator: torch.Generator
         side: Their height and width.
         channels: 3, or 1 for grey.
         generator: Decides everything, and where the work is done.
+        done: Told how many more are drawn.
 
     Returns:
         `(count, channels, side, side)` uint8, on the generator's device.
@@ -76,6 +85,7 @@ def draw(count: int, *, side: int, channels: int = 3, generator: torch.Generator
             weights = torch.tensor(LUMA, device=images.device).view(1, 3, 1, 1)
             images = (images * weights).sum(1, keepdim=True)
         parts.append((images * 255).round().to(torch.uint8))
+        done(len(images))
     return torch.cat(parts)
 
 

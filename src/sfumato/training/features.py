@@ -10,7 +10,6 @@ that image alone; and what the end makes of it must be what the network makes of
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,15 +22,13 @@ from sfumato.data.views import Views
 from sfumato.privacy.gradients import PerExample
 from sfumato.privacy.probe import choose_method
 from sfumato.privacy.tracing import distance
+from sfumato.training.reporter import counting
 
 _MOST = 4 << 30
 """Bytes that features may take."""
 
 _ROWS = 256
 """Images that are run at once."""
-
-_SECONDS = 10.0
-"""Time between two words on how far it is."""
 
 
 class Features:
@@ -102,7 +99,8 @@ class Features:
 
     def _all(self) -> tuple[Tensor, Tensor]:
         choose_method(PerExample(self._model), *self._images(0))
-        rows, labels, told = [], [], time.monotonic()
+        rows, labels = [], []
+        count = counting(self.tell, "Frozen layers", len(self._store))
         for first in range(0, len(self._store), _ROWS):
             x, y = self._images(first)
             found, _ = self._entering(x)
@@ -110,9 +108,7 @@ class Features:
                 raise RuntimeError(f"what enters {self.path} is no longer one row for each image")
             rows.append(found)
             labels.append(y)
-            if time.monotonic() - told > _SECONDS:
-                told = time.monotonic()
-                self.tell(f"Frozen layers: {first + len(x):,} of {len(self._store):,} images.")
+            count(len(x))
         return torch.cat(rows), torch.cat(labels)
 
 

@@ -26,7 +26,7 @@ from sfumato.training.fill import HEAD
 from sfumato.training.interrupt import StopRequest
 from sfumato.training.loop import Stopped
 from sfumato.training.metrics import Metrics
-from sfumato.training.reporter import Progress, Reporter
+from sfumato.training.reporter import Progress, Reporter, counting
 
 POOL = {"cuda": 65_536, "mps": 65_536, "cpu": 16_384}
 """Most images that are drawn, by device; a step takes some of them."""
@@ -134,8 +134,13 @@ class Prior:
 
     def _drawn(self, count: int, purpose: str) -> Tensor:
         generator = self.randomness.generator(0, purpose, self.device)
-        side, channels = self.side, self.channels
-        return dead_leaves.draw(count, side=side, channels=channels, generator=generator)
+        return dead_leaves.draw(
+            count,
+            side=self.side,
+            channels=self.channels,
+            generator=generator,
+            done=counting(self.reporter.say, "Drawn", count),
+        )
 
     def restore(self, state: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint."""
