@@ -38,6 +38,12 @@ def take(file: int, path: Path) -> None:
         return
 
 
+def wait_for(file: int) -> None:
+    """As `take`, once whoever has it lets go of it."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Be the only one at work on a folder, which need not be there yet.

@@ -12,12 +12,13 @@ import torch
 from short_runs import halves, recipe
 from torch import Tensor, nn
 
+from sfumato.data import progress
 from sfumato.data.augment import Augment
 from sfumato.data.imageset import ImageSet
 from sfumato.data.store import ImageStore
 from sfumato.data.views import Views
 from sfumato.errors import UserError
-from sfumato.training import loop, reporter
+from sfumato.training import loop
 from sfumato.training.classifier import load
 from sfumato.training.features import Features, frozen_features, trained_end
 from sfumato.training.run import train
@@ -94,14 +95,16 @@ def test_rows_are_what_enters_the_end() -> None:
     torch.testing.assert_close(found.end(rows), model(x))
 
 
-def test_slow_layers_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "BETWEEN", -1.0)
-    found, said = frozen_features(only_head(network(nn.Tanh())), store(), PLAIN), []
+def test_slow_layers_say_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_FIRST_LINE", -1.0)
+    monkeypatch.setattr(progress, "_BETWEEN_LINES", -1.0)
+    found = frozen_features(only_head(network(nn.Tanh())), store(), PLAIN)
     assert found is not None
-    found.tell = said.append
     found.gather(torch.tensor([0]))
     found.gather(torch.tensor([1]))
-    assert said == [f"Frozen layers: {n} of 300 images." for n in (256, 300)]
+    assert capsys.readouterr().err == "".join(f"frozen layers: {n} of 300\n" for n in (256, 300))
 
 
 def test_the_end_is_the_innermost_module_with_everything_trained() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -22,7 +21,7 @@ from sfumato.privacy.noise import Randomness
 from sfumato.recipe import Recipe
 from sfumato.recipes import find
 from sfumato.reproduce.row import Row
-from sfumato.training import files, prior_loop, reporter
+from sfumato.training import files, prior_loop
 from sfumato.training.classifier import load
 from sfumato.training.contrast import Projection, contrast
 from sfumato.training.loop import Stopped
@@ -201,21 +200,6 @@ def test_images_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatc
     assert count(**{"training.steps": 100_000}) == 50
     monkeypatch.setattr(prior_loop, "_BYTES", 1)
     assert count() == 6, "a batch is drawn in any case"
-
-
-def test_drawing_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(reporter, "BETWEEN", -1.0)
-    said: list[str] = []
-
-    class Listening(Silent):
-        def say(self, message: str) -> None:
-            said.append(message)
-
-    train(small(), out=tmp_path / "r", device="cpu", reporter=Listening())
-    drawn = [words for words in said if words.startswith("Drawn: ")]
-    assert len(drawn) == 2, "for training, and for the test at the end"
-    first, whole = (int(n.replace(",", "")) for n in re.findall(r"[\d,]+", drawn[0]))
-    assert first == whole > 0
 
 
 def test_the_projection_is_not_released(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ textures come from random networks of oriented filters, one network for each ima
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.catalogue import DRAWN, LUMA
+from sfumato.data.progress import progress
 
 NAME = DRAWN
 
@@ -57,14 +57,7 @@ class _Chance:
         return self.generator.device
 
 
-def draw(
-    count: int,
-    *,
-    side: int,
-    channels: int = 3,
-    generator: torch.Generator,
-    done: Callable[[int], None] = lambda _: None,
-) -> Tensor:
+def draw(count: int, *, side: int, channels: int = 3, generator: torch.Generator) -> Tensor:
     """Draw images.
 
     Args:
@@ -72,20 +65,20 @@ def draw(
         side: Their height and width.
         channels: 3, or 1 for grey.
         generator: Decides everything, and where the work is done.
-        done: Told how many more are drawn.
 
     Returns:
         `(count, channels, side, side)` uint8, on the generator's device.
     """
     chance = _Chance(generator)
     parts = [torch.zeros(0, channels, side, side, dtype=torch.uint8, device=chance.device)]
-    for first in range(0, count, _TOGETHER):
-        images = _pile(min(_TOGETHER, count - first), side, chance)
-        if channels == 1:
-            weights = torch.tensor(LUMA, device=images.device).view(1, 3, 1, 1)
-            images = (images * weights).sum(1, keepdim=True)
-        parts.append((images * 255).round().to(torch.uint8))
-        done(len(images))
+    with progress("drawing", count) as advance:
+        for first in range(0, count, _TOGETHER):
+            images = _pile(min(_TOGETHER, count - first), side, chance)
+            if channels == 1:
+                weights = torch.tensor(LUMA, device=images.device).view(1, 3, 1, 1)
+                images = (images * weights).sum(1, keepdim=True)
+            parts.append((images * 255).round().to(torch.uint8))
+            advance(len(images))
     return torch.cat(parts)
 
 

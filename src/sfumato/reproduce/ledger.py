@@ -8,8 +8,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from sfumato import locking
 from sfumato.errors import UserError
 from sfumato.reproduce.row import Row, Setting
 
@@ -125,7 +126,7 @@ def append(folder: Path, entry: Entry) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(path, "a+b") as file:
-            _lock(file)
+            locking.wait_for(file.fileno())
             file.seek(0)
             whole = file.read().rfind(b"\n") + 1
             file.truncate(whole)
@@ -135,15 +136,6 @@ def append(folder: Path, entry: Entry) -> Path:
     except OSError as error:
         raise UserError(f"Cannot write the result to {path}: {error.strerror}.") from None
     return path
-
-
-def _lock(file: IO[bytes]) -> None:
-    """Wait for other processes that write; closing the file lets them on."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def of_row(entries: Iterable[Entry], row: Row, setting: Setting) -> list[Entry]:

@@ -10,19 +10,18 @@ that image alone; and what the end makes of it must be what the network makes of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.data.augment import Augment
+from sfumato.data.progress import progress
 from sfumato.data.store import ImageStore
 from sfumato.data.views import Views
 from sfumato.privacy.gradients import PerExample
 from sfumato.privacy.probe import choose_method
 from sfumato.privacy.tracing import distance
-from sfumato.training.reporter import counting
 
 _MOST = 4 << 30
 """Bytes that features may take."""
@@ -41,16 +40,12 @@ class Features:
 
     Attributes:
         end: The end, with its parameters' names in the network.
-        tell: Is told now and then how far the frozen layers have come.
     """
-
-    tell: Callable[[str], None]
 
     def __init__(self, model: nn.Module, path: str, store: ImageStore) -> None:
         self.path, self.end = path, End(path, model.get_submodule(path))
         self._model, self._store = model, store
         self._kept: tuple[Tensor, Tensor] | None = None
-        self.tell = lambda _: None
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Rows and labels at these positions, which may repeat.
@@ -100,15 +95,15 @@ class Features:
     def _all(self) -> tuple[Tensor, Tensor]:
         choose_method(PerExample(self._model), *self._images(0))
         rows, labels = [], []
-        count = counting(self.tell, "Frozen layers", len(self._store))
-        for first in range(0, len(self._store), _ROWS):
-            x, y = self._images(first)
-            found, _ = self._entering(x)
-            if found is None or len(found) != len(x):
-                raise RuntimeError(f"what enters {self.path} is no longer one row for each image")
-            rows.append(found)
-            labels.append(y)
-            count(len(x))
+        with progress("frozen layers", len(self._store)) as advance:
+            for first in range(0, len(self._store), _ROWS):
+                x, y = self._images(first)
+                found, _ = self._entering(x)
+                if found is None or len(found) != len(x):
+                    raise RuntimeError(f"what enters {self.path} is not one row for each image")
+                rows.append(found)
+                labels.append(y)
+                advance(len(x))
         return torch.cat(rows), torch.cat(labels)
 
 

@@ -84,7 +84,6 @@ class Loop:
         self.store = self._store("train")
         self.features = frozen_features(self.model, self.store, self.views)
         if self.features is not None:
-            self.features.tell = self.reporter.say
             self.reporter.say("Frozen layers run once for each image, not in every step.")
         self.private = PrivateGradients(
             self.model if self.features is None else self.features.end,

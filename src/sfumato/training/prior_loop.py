@@ -26,7 +26,7 @@ from sfumato.training.fill import HEAD
 from sfumato.training.interrupt import StopRequest
 from sfumato.training.loop import Stopped
 from sfumato.training.metrics import Metrics
-from sfumato.training.reporter import Progress, Reporter, counting
+from sfumato.training.reporter import Progress, Reporter
 
 POOL = {"cuda": 65_536, "mps": 65_536, "cpu": 16_384}
 """Most images that are drawn, by device; a step takes some of them."""
@@ -84,7 +84,7 @@ class Prior:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
             devices.keep_compiled()
-            # Only the projection, a thousandth of the work, is float32.
+            # Only the projection and what follows it are float32.
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
             self.compare = torch.compile(self._compare)
         self.log_every = t.log_every or math.ceil(self.steps / 60)
@@ -134,13 +134,8 @@ class Prior:
 
     def _drawn(self, count: int, purpose: str) -> Tensor:
         generator = self.randomness.generator(0, purpose, self.device)
-        return dead_leaves.draw(
-            count,
-            side=self.side,
-            channels=self.channels,
-            generator=generator,
-            done=counting(self.reporter.say, "Drawn", count),
-        )
+        side, channels = self.side, self.channels
+        return dead_leaves.draw(count, side=side, channels=channels, generator=generator)
 
     def restore(self, state: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint."""
@@ -226,7 +221,8 @@ class Prior:
             if self.step == first + 1:
                 # It was compiled: later steps take less.
                 settled = logged = now
-                for remark in trouble.first_step(now - started, "compilation"):
+                compiled = self.device.type == "cuda"
+                for remark in trouble.first_step(now - started, "compilation") * compiled:
                     self.reporter.say(remark)
             if self.step % self.log_every == 0 or self.step == self.steps:
                 loss, accuracy = (recent / since).tolist()

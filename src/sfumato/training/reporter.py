@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
-
-BETWEEN = 10.0
-"""Seconds between two words on work that comes before the first step."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +39,6 @@ class Reporter(Protocol):
     def show(self, progress: Progress) -> None:
         """Progress after a step."""
         ...
-
-
-def counting(say: Callable[[str], None], what: str, total: int) -> Callable[[int], None]:
-    """A function to call with how many more images are done, which says so now and then."""
-    done, said = 0, time.monotonic()
-
-    def count(more: int) -> None:
-        nonlocal done, said
-        done += more
-        if time.monotonic() - said > BETWEEN:
-            said = time.monotonic()
-            say(f"{what}: {done:,} of {total:,} images.")
-
-    return count
 
 
 class Silent:
