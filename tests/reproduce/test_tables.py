@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from sfumato import recipes
 from sfumato.errors import UserError
-from sfumato.reproduce import figures, ledger, lookup, rows, tables
+from sfumato.reproduce import figures, ledger, lookup, pareto, rows, tables
 from sfumato.reproduce.lookup import every_row, find, find_all
 from sfumato.reproduce.plots import PLOTS, Plot
 from sfumato.reproduce.row import PLD
@@ -24,7 +25,7 @@ from tiny_rows import entry, paper, row
 @pytest.fixture
 def tiny_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     made = (paper(row("hit", 60.0), row("miss", 71.86), row("open"), row("waiting", 50.0)),)
-    for module in (lookup, rows, tables, figures):
+    for module in (lookup, rows, tables, pareto):
         monkeypatch.setattr(module, "PAPERS", made)
 
 
@@ -61,7 +62,7 @@ def test_a_page_says_what_was_reached_missed_and_not_run(tmp_path: Path) -> None
 def test_a_page_names_what_best_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     better = row("hit", 60.0, best=PLD | {"training.batch": 64})
     made = (paper(better, row("plain", 60.0)),)
-    for module in (lookup, rows, tables, figures):
+    for module in (lookup, rows, tables, pareto):
         monkeypatch.setattr(module, "PAPERS", made)
     for name in ("hit", "plain"):
         one = entry(every_row()[f"tiny/{name}"], 0.7, setting="best")
@@ -245,7 +246,7 @@ def test_the_images_that_a_recipe_means(name: str, images: int) -> None:
 
 
 def test_what_starts_from_drawn_images_is_a_line_of_its_own() -> None:
-    series = dict(figures._series())
+    series = dict(pareto._series())
     assert [row.name for row in series["after dead leaves"]] == [
         f"leaves-cifar10-eps{eps}" for eps in (1, 2, 3, 8)
     ]
@@ -253,6 +254,24 @@ def test_what_starts_from_drawn_images_is_a_line_of_its_own() -> None:
     assert not any("transfer" in name for name in names), "public images are another matter"
     leaves, own = every_row()["sfumato/leaves-cifar10-eps1"], every_row()["sfumato/cifar10-eps1"]
     found = [entry(leaves, 0.7, setting="best"), entry(own, 0.6, setting="best")]
-    assert figures._front(found, series["after dead leaves"]) == [(1.0, 0.7, 0.7, 0.7)]
-    assert figures._front(found, series["own recipes"]) == [(1.0, 0.6, 0.6, 0.6)]
+    (point,) = pareto._points(found, series["after dead leaves"])
+    assert point == pareto.Point(1.0, leaves.recipe_for("best").model.name, 0.7, 0.7, 0.7)
+    (point,) = pareto._points(found, series["own recipes"])
+    assert point.accuracy == 0.6
     assert every_row()["sfumato/dead-leaves"].settings == ("published",)
+
+
+def test_lines_join_the_points_of_one_network_alone() -> None:
+    names = (
+        "scale-resnet9-cifar10-eps2.89",
+        "scale-resnet9-cifar10-eps9.88",
+        "wrn-16-4-cifar10-eps8",
+    )
+    made = [entry(every_row()[f"001/{name}"], 0.8, setting="best") for name in names]
+    axes = Figure().add_subplot()
+    pareto._ours(axes, "001", pareto._points(made, dict(pareto._series())["001"]), 0)
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-"] == [
+        [2.89, 9.88], [8.0],
+    ]  # fmt: skip
+    (label,) = axes.get_legend_handles_labels()[1]
+    assert label == "ours: 001 (scale-resnet9, wrn-16-4)"

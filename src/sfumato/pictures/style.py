@@ -22,6 +22,9 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 SKY, PURPLE = "#56b4e9", "#cc79a7"
 INK, GREY, LIGHT = "#222222", "#6b6b6b", "#dddddd"
+SERIES = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, INK)
+MARKERS = "osD^vPX"
+"""Colours and markers of things side by side, in their order."""
 SEQUENTIAL = "Blues"
 """Colour map from none (white) to all (dark blue): one hue, so only lightness matters."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,20 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from sfumato.data.catalogue import DRAWN
 from sfumato.pictures import style
 from sfumato.reproduce import ledger
 from sfumato.reproduce.ledger import Entry
-from sfumato.reproduce.literature import CIFAR10
 from sfumato.reproduce.lookup import every_row
 from sfumato.reproduce.plots import PLOTS, Panel, Plot
 from sfumato.reproduce.row import SETTINGS, Row
-from sfumato.reproduce.rows import PAPERS
-
-_COLOURS = (
-    style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY, style.INK,
-)  # fmt: skip
-_MARKERS = "osD^vPX"
 
 
 @dataclass(frozen=True)
@@ -117,14 +109,16 @@ def _sweep(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
 
 def _line(axes: Axes, points: Sequence[tuple[float, list[float]]], label: str, number: int) -> None:
     if not points:
-        axes.plot([], [], color=style.LIGHT, marker=_MARKERS[number], label=f"{label} (not run)")
+        axes.plot(
+            [], [], color=style.LIGHT, marker=style.MARKERS[number], label=f"{label} (not run)"
+        )
         return
     xs = [x for x, _ in points]
     middle = [statistics.median(values) for _, values in points]
     low = [m - min(values) for m, (_, values) in zip(middle, points, strict=True)]
     high = [max(values) - m for m, (_, values) in zip(middle, points, strict=True)]
     axes.errorbar(
-        xs, middle, yerr=(low, high), color=_COLOURS[number], marker=_MARKERS[number],
+        xs, middle, yerr=(low, high), color=style.SERIES[number], marker=style.MARKERS[number],
         markersize=5, capsize=2.5, elinewidth=1.0, label=label,
     )  # fmt: skip
 
@@ -132,8 +126,8 @@ def _line(axes: Axes, points: Sequence[tuple[float, list[float]]], label: str, n
 def _dotted(axes: Axes, points: Sequence[tuple[float, float]], number: int) -> None:
     """What was published, in the colour of the line that it belongs to."""
     axes.plot(
-        [x for x, _ in points], [y / 100 for _, y in points], color=_COLOURS[number],
-        marker=_MARKERS[number], markersize=5, markerfacecolor="white", linestyle=":",
+        [x for x, _ in points], [y / 100 for _, y in points], color=style.SERIES[number],
+        marker=style.MARKERS[number], markersize=5, markerfacecolor="white", linestyle=":",
         linewidth=1.0,
     )  # fmt: skip
 
@@ -155,7 +149,7 @@ def _curves(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
 
 
 def _seeds(axes: Axes, runs: Sequence[Entry], label: str, number: int) -> None:
-    colour = _COLOURS[number]
+    colour = style.SERIES[number]
     if not runs:
         axes.plot([], [], color=style.LIGHT, label=f"{label} (not run)")
         return
@@ -169,7 +163,7 @@ def _seeds(axes: Axes, runs: Sequence[Entry], label: str, number: int) -> None:
     if same:
         ys = [statistics.median(values) for values in zip(*(y for _, y, _ in paths), strict=True)]
     axes.plot(
-        xs, ys, color=colour, marker=_MARKERS[number], markersize=3.5,
+        xs, ys, color=colour, marker=style.MARKERS[number], markersize=3.5,
         markevery=max(1, len(xs) // 12), label=label,
     )  # fmt: skip
     end = statistics.median(e.accuracy for e in runs)
@@ -223,76 +217,3 @@ def _finish(axes: Axes, label: str) -> None:
     style.percent_axis(axes)
     axes.set_ylabel(label)
     axes.legend(loc="best")
-
-
-def pareto(entries: Sequence[Entry], path: Path) -> Path:
-    """Accuracy on CIFAR-10 without public images, against epsilon: the literature's and ours."""
-    with style.figure(8.2, 5.2, path) as figure:
-        axes = figure.add_subplot()
-        for number, method in enumerate(CIFAR10):
-            xs, ys = zip(*method.points, strict=True)
-            axes.plot(
-                xs, [y / 100 for y in ys], color=style.GREY, marker="ovs^<>DPXhp*d"[number],
-                markersize=5, linewidth=0.8, alpha=0.45 if method.prior else 0.8,
-                markerfacecolor="white", linestyle="-" if method.verified else ":",
-                label=method.name + (f" ({method.prior})" if method.prior else ""),
-            )  # fmt: skip
-        for number, (name, rows) in enumerate(_series()):
-            points = _front(entries, rows)
-            if points:
-                label = f"ours: {name}"
-                low = [m - a for _, m, a, _ in points]
-                high = [b - m for _, m, _, b in points]
-                axes.errorbar(
-                    [x for x, *_ in points], [m for _, m, _, _ in points], yerr=(low, high),
-                    color=_COLOURS[number], marker=_MARKERS[number], markersize=7, capsize=3,
-                    linestyle="", label=label, zorder=5,
-                )  # fmt: skip
-                front = [p for p in points if all(p[1] >= q[1] for q in points if q[0] < p[0])]
-                axes.plot(
-                    [x for x, *_ in front], [m for _, m, _, _ in front], color=_COLOURS[number],
-                    linewidth=1.6, zorder=4,
-                )  # fmt: skip
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 4, 6, 8, 10]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.set_xlim(0.9, 11)
-        axes.set_xlabel("ε at δ = 1e-5")
-        style.percent_axis(axes)
-        axes.set_ylabel("test accuracy")
-        axes.set_title("CIFAR-10 without public images")
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5)
-    return path
-
-
-def _series() -> Iterator[tuple[str, Sequence[Row]]]:
-    """Rows that belong together: those of a paper from scratch, and our own after dead leaves."""
-    for paper in PAPERS:
-        scratch = [row for row in paper.rows if not (row.needs or row.best_needs or _drawn(row))]
-        yield paper.key if paper.key != "sfumato" else "own recipes", scratch
-    yield "after dead leaves", [row for row in PAPERS[-1].rows if _drawn(row)]
-
-
-def _drawn(row: Row) -> bool:
-    """Whether a run starts from weights that have seen drawn images alone."""
-    return row.recipe_for(row.settings[0]).start.source == DRAWN
-
-
-def _front(
-    entries: Sequence[Entry], rows: Sequence[Row]
-) -> list[tuple[float, float, float, float]]:
-    """Of each epsilon the best median of a paper's rows: epsilon, median, lowest, highest."""
-    best: dict[float, tuple[float, float, float, float]] = {}
-    for row in rows:
-        for setting in row.settings:
-            recipe = row.recipe_for(setting)
-            private = recipe.data.name == "cifar10" and recipe.privacy.enabled
-            found = ledger.of_row(entries, row, setting) if private else []
-            if not found or recipe.privacy.epsilon > 11:
-                continue
-            values = [entry.accuracy for entry in found]
-            x = recipe.privacy.epsilon
-            point = (x, statistics.median(values), min(values), max(values))
-            best[x] = max(best.get(x, point), point, key=lambda p: p[1])
-    return [best[x] for x in sorted(best)]

@@ -116,6 +116,17 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
+        paper="001", name="curves", source="table 2", kind="curves", x="ε spent",
+        caption="WRN-16-4 against the privacy spent (diamonds: averaged weights on the test set "
+        "at the end).",
+        panels=(
+            Panel("CIFAR-10", (
+                _one("no ScaleNorm", "001/wrn-16-4-cifar10-eps8"),
+                _one("ScaleNorm", "001/scale-wrn-16-4-cifar10-eps8"),
+            )),
+        ),
+    ),
+    Plot(
         paper="002", name="capacity", source="figure 1", kind="sweep", x="filters k",
         caption="Accuracy against the number of filters, with and without privacy.",
         panels=(_capacity("mnist", "MNIST"), _capacity("fashion", "Fashion-MNIST")),

@@ -81,7 +81,7 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
         out: Folder of the pages.
         only: The one paper whose page is written anew, with the index; all if None.
     """
-    from sfumato.reproduce import figures
+    from sfumato.reproduce import figures, pareto
 
     entries = ledger.read(results)
     index = out / "README.md"
@@ -96,7 +96,7 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
         pictures = figures.draw(paper.key, entries, out)
         write_whole(page, _page(paper, entries, pictures).encode())
         written += [page, *(out / picture.file for picture in pictures)]
-    front = figures.pareto(entries, out / "pareto-cifar10.png")
+    front = pareto.draw(entries, out / "pareto-cifar10.png")
     write_whole(index, _index(entries, front.name).encode())
     return [*written, front, index]
 
