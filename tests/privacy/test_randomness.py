@@ -50,6 +50,8 @@ def test_fresh_keys_differ_and_say_so() -> None:
 
 def test_seed_is_the_documented_hash() -> None:
     assert Randomness.from_seed(7).key == hashlib.sha256(b"sfumato seed 7").digest()
+    after = Randomness.from_seed(7, after="ab12")
+    assert after.seeded and after.key == hashlib.sha256(b"sfumato seed 7 after ab12").digest()
 
 
 def test_short_key_is_refused() -> None:

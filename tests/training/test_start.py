@@ -255,6 +255,36 @@ def test_a_start_on_the_same_images_is_composed(place: Path, tmp_path: Path) -> 
     assert accounting.merge(counted) == accounting.merge([*donor, *own])
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_no_draw_and_no_noise_of_a_private_start_is_used_again(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    used: list[int] = []
+    generator = Randomness.generator
+
+    def watch(self: Randomness, step: int, purpose: str, device: Any = "cpu") -> torch.Generator:
+        made = generator(self, step, purpose, device)
+        if purpose in ("noise", "sample"):
+            used.append(made.initial_seed())
+        return made
+
+    monkeypatch.setattr(Randomness, "generator", watch)
+    first = recipe(place, "scans", {"training.seed": 3})
+    train(first, out=tmp_path / "first", device="cpu")
+    source = {"start.source": str(tmp_path / "first"), "start.same_data": same}
+    second = recipe(place, "scans" if same else "open", {**source, "privacy.epsilon": 6.0})
+    train(second.replace({"training.seed": 3}), out=tmp_path / "second", device="cpu")
+    assert len(used) == 12, "three steps each, a draw and noise in each"
+    assert len(set(used)) == len(used)
+
+
+def test_public_and_drawn_starts_leave_the_key_of_a_seed_alone(place: Path) -> None:
+    donor = start.open_donor(head_only(place))
+    assert donor is not None and donor.origin.weights
+    assert donor.origin.seeded_randomness(7) == Randomness.from_seed(7)
+    assert start.Origin().seeded_randomness(7) == Randomness.from_seed(7)
+
+
 def test_other_private_images_are_stated_and_not_counted(place: Path, tmp_path: Path) -> None:
     apart = {"start.source": str(place / "noisy"), "start.same_data": False}
     result = train(recipe(place, "open", apart), out=tmp_path / "r", device="cpu")

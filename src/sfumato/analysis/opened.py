@@ -25,7 +25,7 @@ from sfumato.errors import UserError
 from sfumato.privacy import ledger
 from sfumato.privacy.accounting import Step
 from sfumato.privacy.clipping import ClippingRule, Unclipped
-from sfumato.privacy.noise import GaussianNoise, Randomness
+from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, classifier, files, fill, metrics, setup, snapshots, start
@@ -268,7 +268,10 @@ def _changed(folder: Path, recipe: Recipe, header: dict[str, Any], dataset: Data
     same = int(header["examples"]) == len(dataset.train)
     seed, key = recipe.training.seed, folder / files.KEY
     if same and (seed is not None or key.is_file()):
-        own = Randomness.from_seed(seed).key if seed is not None else key.read_bytes()
+        if seed is None:
+            own = key.read_bytes()
+        else:
+            own = start.Origin.of(header).seeded_randomness(seed).key
         tag = hmac.new(own, dataset.fingerprint().encode(), hashlib.sha256).hexdigest()
         same = tag == header["data"]
     if same:

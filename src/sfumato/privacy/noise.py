@@ -112,12 +112,19 @@ class Randomness:
             raise UserError(f"A key for random numbers needs 16 bytes, not {len(self.key)}.")
 
     @classmethod
-    def from_seed(cls, seed: int) -> Randomness:
+    def from_seed(cls, seed: int, *, after: str = "") -> Randomness:
         """Reproducible randomness, for experiments on data that is not secret.
 
         The key is SHA-256 of the text `sfumato seed N`, so equal seeds give equal runs.
+
+        Args:
+            seed: The number N.
+            after: The hash of weights with noise of their own that a run starts from. The text is
+                `sfumato seed N after HASH` then: budgets add up for independent noise alone, and
+                that of a run with the same seed would be the same again.
         """
-        return cls(hashlib.sha256(f"sfumato seed {seed}".encode()).digest(), True)
+        text = f"sfumato seed {seed}" + (f" after {after}" if after else "")
+        return cls(hashlib.sha256(text.encode()).digest(), True)
 
     @classmethod
     def fresh(cls) -> Randomness:

@@ -62,7 +62,7 @@ def train(
                      "for colour ones.")  # fmt: skip
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     seed = recipe.training.seed
-    randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
+    randomness = Randomness.fresh() if seed is None else origin.seeded_randomness(seed)
     model = setup.build_model(recipe, dataset, randomness, donor)
     if donor:
         words = fill.describe(model, donor, recipe.start, classes=len(dataset.classes))
@@ -127,10 +127,10 @@ def _resume(
         raise UserError(
             f"{folder} is finished: there is nothing to resume. See {folder / files.STATEMENT}."
         )
-    randomness = _same_randomness(folder, recipe)
+    origin = start.Origin.of(ledger.header)
+    randomness = _same_randomness(folder, recipe, origin)
     if prior.concerns(recipe):
         return prior.resume(folder, ledger, recipe, randomness, device=where, reporter=reporter)
-    origin = start.Origin.of(ledger.header)
     dataset = _load(recipe, origin, root, reporter)
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     physical = int(ledger.header["physical_batch"])
@@ -272,9 +272,9 @@ def _same_recipe(folder: Path, ledger: Ledger, changes: dict[str, Any]) -> Recip
     return stated
 
 
-def _same_randomness(folder: Path, recipe: Recipe) -> Randomness:
+def _same_randomness(folder: Path, recipe: Recipe, origin: start.Origin) -> Randomness:
     if recipe.training.seed is not None:
-        return Randomness.from_seed(recipe.training.seed)
+        return origin.seeded_randomness(recipe.training.seed)
     try:
         return Randomness((folder / files.KEY).read_bytes(), False)
     except OSError as error:

@@ -26,6 +26,7 @@ from sfumato.data.catalogue import canonical
 from sfumato.errors import UserError, nearest
 from sfumato.privacy.accounting import AccountantName, Step, epsilon, merge
 from sfumato.privacy.composition import Exposure, steps_from_list, steps_to_list
+from sfumato.privacy.noise import Randomness
 from sfumato.recipe import Recipe
 from sfumato.training.classifier import Description, load
 from sfumato.training.files import WEIGHTS
@@ -80,6 +81,15 @@ class Origin:
             std=tuple(content["std"]),
             seeded=content["seeded"],
         )
+
+    def seeded_randomness(self, seed: int) -> Randomness:
+        """The randomness of a run with a stated seed.
+
+        Guarantee: Neither the draws nor the noise of a private start with the same seed are used
+        again.
+        """
+        noisy = bool(self.before) or any(exposure.noisy for exposure in self.exposures)
+        return Randomness.from_seed(seed, after=self.weights if noisy else "")
 
     def normalised(self, dataset: Dataset) -> Dataset:
         """The data set with the constants that transferred layers were trained with."""
