@@ -45,14 +45,18 @@ def wait_for(file: int) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Be the only one at work on a folder, which need not be there yet.
 
+    Args:
+        folder: Where.
+        wait: Whether to wait for another process that is.
+
     Raises:
-        InUse: If another process is.
+        InUse: If another process is, and is not waited for.
     """
     path = folder.with_name(f".{folder.name}.lock")
-    file = _taken(path, folder)
+    file = _taken(path, folder, wait)
     try:
         yield
     finally:
@@ -61,7 +65,7 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _taken(path: Path, folder: Path) -> int:
+def _taken(path: Path, folder: Path, wait: bool) -> int:
     """The lock file, open and locked."""
     while True:
         try:
@@ -72,7 +76,10 @@ def _taken(path: Path, folder: Path) -> int:
                 f"Cannot write to {path.parent}: {error.strerror}. Choose another folder."
             ) from None
         try:
-            take(file, folder)
+            if wait:
+                wait_for(file)
+            else:
+                take(file, folder)
         except InUse:
             os.close(file)
             raise

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from cli_result import Run, refused
 
+from sfumato.locking import alone
+from sfumato.training import tune as tuning
+
 QUICK = ("--set", "training.steps=2", "--set", "training.seed=0")
 
 
@@ -31,6 +34,18 @@ def test_the_best_comes_first_with_words_for_the_statement(run: Run, tmp_path: P
     other = run("digits", "--try", "privacy.clip=2", *QUICK, "--out", str(out))
     assert other.code == 0 and "3 runs" in other.out
     assert "optimizer.lr 1e-06, 4; privacy.clip 2" in other.out
+
+
+def test_what_others_are_still_at_is_waited_for(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    words = ("digits", "--try", "optimizer.lr=1,4", *QUICK, "--out", str(out))
+    assert run("digits", "--try", "optimizer.lr=1", *QUICK, "--out", str(out)).code == 0
+    with alone(out / tuning._name({"optimizer.lr": 4})):
+        found = run(*words)
+    assert found.code == 0 and "another process is making it" in found.out
+    assert "still at 1 of the runs" in found.out
+    assert "Best" not in found.out and "privacy.tuned" not in found.out
+    assert "privacy.tuned='the accuracy of 2 runs" in run(*words).out
 
 
 def test_runs_with_noise_of_their_own_have_a_sum(run: Run, tmp_path: Path) -> None:

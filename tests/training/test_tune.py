@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from sfumato import recipes
 from sfumato.errors import UserError
+from sfumato.locking import alone
 from sfumato.pictures import trials as picture
 from sfumato.recipe import Recipe
 from sfumato.training import setup
+from sfumato.training import tune as tuning
 from sfumato.training.loop import Loop
 from sfumato.training.run import train
 from sfumato.training.tune import (
@@ -46,7 +48,33 @@ def test_every_combination_is_run_once(tmp_path: Path) -> None:
     assert [t.settings["optimizer.lr"] for t in new] == [2.0, 2.0]
 
 
-def test_processes_share_the_combinations(tmp_path: Path) -> None:
+def test_a_run_that_another_process_makes_is_passed_over(tmp_path: Path) -> None:
+    out, choices = tmp_path / "t", {"optimizer.lr": [0.5, 1.0, 4.0]}
+    busy: list[str] = []
+    tune(tiny(), {"optimizer.lr": [0.5]}, out=out, device="cpu")
+    with alone(out / tuning._name({"optimizer.lr": 1.0})):
+        found = tune(tiny(), choices, out=out, device="cpu", elsewhere=busy.append)
+    assert [t.settings["optimizer.lr"] for t in found] == [0.5, 4.0]
+    assert busy == [tuning._name({"optimizer.lr": 1.0})]
+    assert not (out / busy[0]).exists()
+    found = tune(tiny(), choices, out=out, device="cpu", elsewhere=busy.append)
+    assert [t.settings["optimizer.lr"] for t in found] == [0.5, 4.0, 1.0]
+    assert len(busy) == 1
+
+
+def test_a_run_that_another_process_has_made_meanwhile_is_not_made_again(tmp_path: Path) -> None:
+    out, choices = tmp_path / "t", {"optimizer.lr": [0.5, 1.0]}
+    new: list[Trial] = []
+
+    def other(_: Trial) -> None:
+        tune(tiny(), choices, out=out, device="cpu", after=new.append)
+
+    found = tune(tiny(), choices, out=out, device="cpu", after=other)
+    assert [t.settings["optimizer.lr"] for t in found] == [0.5, 1.0]
+    assert new == found[1:]
+
+
+def test_shares_by_position(tmp_path: Path) -> None:
     choices = {"optimizer.lr": [0.5, 1.0, 4.0]}
     new: list[Trial] = []
     for share in (slice(0, None, 2), slice(1, None, 2)):

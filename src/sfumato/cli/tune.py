@@ -43,7 +43,8 @@ def tune(
     ),
     part: str = typer.Option(
         None, metavar="I/N",
-        help="Every N-th combination from the I-th on: for N processes side by side.",
+        help="Every N-th combination from the I-th on, for computers that share no folder. "
+        "Processes that do, share the combinations by themselves.",
     ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
     data_root: Path = typer.Option(None, help="Where to look for data sets first."),
@@ -73,14 +74,23 @@ def tune(
         ended = trial.note or f"{100 * trial.accuracy:.2f} %"
         console.print(f"{trial.folder}: {words}: {ended}", highlight=False, soft_wrap=True)
 
+    others: list[str] = []
+
+    def elsewhere(folder: str) -> None:
+        others.append(folder)
+        console.print(f"{folder}: another process is making it.", highlight=False)
+
     try:
         found = tuning.tune(
             chosen, choices, out=out, trials=trials, cheaper=cheaper, part=parse_part(part),
-            root=data_root, device=device, watch=watched, after=after,
+            root=data_root, device=device, watch=watched, after=after, elsewhere=elsewhere,
         )  # fmt: skip
     except Stopped as stopped:
         console.print("Stopped; the same command goes on from here.")
         raise typer.Exit(128 + stopped.signal) from None
+    if not found:
+        console.print(f"No run of {out} has ended yet; the same command shows them once they have.")
+        return
     ranked = sorted(found, key=lambda trial: -trial.accuracy)
     names = list(tuning.tried_of(found))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -97,6 +107,14 @@ def tune(
         [t.settings for t in found], [t.accuracy for t in found], path,
         title=f"{len(found)} runs of {chosen.name}",
     )  # fmt: skip
+    if missing := set(others) - {trial.folder for trial in found}:
+        console.print(
+            f"\nOther processes are still at {len(missing)} of the runs: the same command says "
+            "what is best, and what belongs into the statement, once they have ended.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return
     runs = gather([out / trial.folder for trial in found])
     if share_seed(runs):
         console.print(

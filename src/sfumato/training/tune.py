@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sfumato.errors import UserError
+from sfumato.locking import InUse, alone
 from sfumato.privacy.accounting import AccountantName, epsilon
 from sfumato.recipe import Recipe, differences, parse_setting
 from sfumato.training import files, metrics, prior, setup
@@ -137,8 +138,11 @@ def tune(
     device: str = "auto",
     watch: Callable[[], AbstractContextManager[Reporter]] = lambda: nullcontext(Silent()),
     after: Callable[[Trial], None] = lambda _: None,
+    elsewhere: Callable[[str], None] = lambda _: None,
 ) -> list[Trial]:
     """Run a recipe with different settings; what was run into `out` before is not run again.
+
+    Processes that are given the same combinations share them: each takes what no other is at.
 
     Args:
         recipe: What all runs have in common.
@@ -147,12 +151,12 @@ def tune(
         out: Folder of the runs and their results.
         trials: How many runs; all combinations if None.
         cheaper: Divide batch and noise by this (`lighter`).
-        part: Of all combinations, the share of this process; others may run theirs into `out`
-            meanwhile.
+        part: Of all combinations, the share of this process.
         root: Where to look for data sets first.
         device: `auto`, `cpu`, `cuda` or `mps`.
         watch: Makes a reporter for one run.
         after: Called with each new result.
+        elsewhere: Called with the name of each run that another process is making.
     """
     if not choices:
         raise UserError("Say what to try, such as --try optimizer.lr=1,2,4.")
@@ -180,9 +184,17 @@ def tune(
         chosen = base.replace(settings)
         if cheaper > 1:
             chosen = lighter(chosen, len(dataset_of(chosen.data, root=root).train), cheaper)
-        trial = _run(chosen, settings, out, root, device, watch)
-        with (out / TRIALS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(trial)) + "\n")
+        where = out / _name(settings)
+        try:
+            with alone(where):
+                if any(trial.settings == settings for trial in _read(out)):
+                    continue
+                trial = _run(chosen, settings, where, root, device, watch)
+                with (out / TRIALS).open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(trial)) + "\n")
+        except InUse:
+            elsewhere(where.name)
+            continue
         after(trial)
         done.append(trial)
     return _read(out)
@@ -211,8 +223,10 @@ def tried_of(trials: Sequence[Trial]) -> dict[str, list[Any]]:
 
 
 def _in_words(values: Sequence[Any]) -> str:
-    if len(values) > _LISTED and all(isinstance(value, int | float) for value in values):
-        return f"between {min(values):g} and {max(values):g}"
+    if all(isinstance(value, int | float) for value in values):
+        values = sorted(values)
+        if len(values) > _LISTED:
+            return f"between {values[0]:g} and {values[-1]:g}"
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
@@ -228,10 +242,11 @@ def _corners(choices: Mapping[str, Choice]) -> Iterator[dict[str, Any]]:
 def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
     """Trials that the folder holds, which must be of the same recipe; a new folder is made."""
     asked = {"recipe": base.to_dict(), "cheaper": cheaper}
-    if not (out / ASKED).is_file():
-        files.check_free(out)
-        out.mkdir(parents=True, exist_ok=True)
-        files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
+    with alone(out, wait=True):
+        if not (out / ASKED).is_file():
+            files.check_free(out)
+            out.mkdir(parents=True, exist_ok=True)
+            files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
     before = json.loads((out / ASKED).read_text(encoding="utf-8"))
     if changed := differences(before, json.loads(json.dumps(asked))):
         raise UserError(
@@ -322,18 +337,21 @@ def _position(choice: Choice, value: Any) -> Any:
     return list(choice).index(value) if value in choice else None
 
 
+def _name(settings: dict[str, Any]) -> str:
+    """Of a run's folder: it follows from its settings, so that none goes on with another's."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return f"trial-{digest[:8]}"
+
+
 def _run(
     recipe: Recipe,
     settings: dict[str, Any],
-    out: Path,
+    where: Path,
     root: Path | None,
     device: str,
     watch: Callable[[], AbstractContextManager[Reporter]],
 ) -> Trial:
-    """One run, in a folder whose name follows from its settings: none goes on with another's."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    folder = f"trial-{digest[:8]}"
-    where = out / folder
+    """One run, from where it was left."""
     try:
         if not files.finished(where):
             with watch() as reporter:
@@ -342,8 +360,8 @@ def _run(
                 else:
                     train(recipe, out=where, root=root, device=device, reporter=reporter)
     except Diverged as reason:
-        return Trial(settings, 0.0, None, 0.0, folder, " ".join(str(reason).split()))
+        return Trial(settings, 0.0, None, 0.0, where.name, " ".join(str(reason).split()))
     records = metrics.read(where / files.METRICS)
     final = next(record for record in reversed(records) if record.get("final"))
     accuracy, spent = final["validation_accuracy"], final.get("epsilon")
-    return Trial(settings, accuracy, spent, final["seconds"], folder)
+    return Trial(settings, accuracy, spent, final["seconds"], where.name)
