@@ -433,6 +433,7 @@ def test_models_that_do_not_fit(
 ) -> None:
     outside_model(tmp_path, monkeypatch, body)
     refused(run("--model", "mine:build", "--out", "r", "--device", "cpu"), *words)
+    assert not Path("r").exists(), "once it is mended, the same command should work"
 
 
 def test_memory_that_runs_out_is_halved_without_changing_the_result(

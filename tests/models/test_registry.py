@@ -193,6 +193,8 @@ def test_models_from_outside() -> None:
     [
         ("nowhere.models:net", "'nowhere.models' of the model .* cannot be imported"),
         ("broken_models:net", "cannot be imported .*nonexistent_thing"),
+        ("outside_models.py:net", "names a file, not a module: write outside_models:net[.]"),
+        ("some/where.py:net", "write where:net, in the folder some[.]"),
         ("outside_models:net", "no function 'net'. Did you mean 'Net'"),
         ("outside_models:value", "is int, but must be a Python function"),
         ("os:getcwd", "must be a Python function"),

@@ -10,6 +10,7 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -137,6 +138,12 @@ def _load(name: str) -> Callable[..., object]:
         with _current_folder_last():
             module = importlib.import_module(module_name)
     except Exception as error:
+        if module_name.endswith(".py"):
+            path = Path(module_name)
+            inside = "" if path.parent == Path() else f", in the folder {path.parent}"
+            raise UserError(
+                f"'{name}' names a file, not a module: write {path.stem}:{function}{inside}."
+            ) from None
         raise UserError(
             f"The module '{module_name}' of the model '{name}' cannot be imported "
             f"({type(error).__name__}: {error}): run from the folder that holds it, or install it."

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,6 +111,16 @@ def new_run_folder(out: Path | None, name: str) -> Path:
             f"Cannot make the run folder {where}: {error.strerror}. Choose another with --out."
         ) from None
     return folder
+
+
+@contextmanager
+def unless_refused(folder: Path) -> Iterator[None]:
+    """Take a new run folder away again if the run is refused before its first step."""
+    try:
+        yield
+    except UserError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -83,10 +83,11 @@ def train(
         header = _header(recipe, plan, dataset, randomness, physical, origin)
         header |= {"noise": _noise_from(where)}
         with Ledger.create(folder / files.LEDGER, header) as ledger:
-            loop = Loop(
-                recipe, plan, dataset, model, where, randomness, ledger,
-                Metrics(folder / files.METRICS), folder, physical, reporter,
-            )  # fmt: skip
+            with files.unless_refused(folder):
+                loop = Loop(
+                    recipe, plan, dataset, model, where, randomness, ledger,
+                    Metrics(folder / files.METRICS), folder, physical, reporter,
+                )  # fmt: skip
             return _go(loop)
 
 
