@@ -78,6 +78,12 @@ def test_run_without_privacy_is_drawn_against_steps_only(
     assert private_width > 2 * private_height
 
 
+def test_a_result_is_called_what_it_is(tmp_path: Path, panels: Any) -> None:
+    metrics = [*records(3, private=False), {"final": True, "step": 3, "test_accuracy": 0.5}]
+    curves.draw(metrics, tmp_path / "c.png", ended="views of new images")
+    assert lines(panels[0][0])["views of new images 50.0 %"] == ([3.0], [0.5])
+
+
 def test_long_noisy_curves_get_a_moving_mean(tmp_path: Path, panels: Any) -> None:
     curves.draw(records(200), tmp_path / "c.png")
     xs, ys = lines(panels[1][0])["training batches (moving mean)"]

@@ -55,6 +55,7 @@ def draw(
     title: str = "",
     final: Record | None = None,
     budget: float | None = None,
+    ended: str = "final test",
 ) -> None:
     """Draw the learning curves of a run into a PNG file, which is replaced if it exists.
 
@@ -69,6 +70,7 @@ def draw(
         title: Above the picture.
         final: The result at the end: `step`, `epsilon`, `test_accuracy`, `test_loss`.
         budget: The epsilon that was not to be crossed, drawn as a line.
+        ended: What the result at the end is, in words.
     """
     records = [record for record in metrics if not record.get("final")]
     final = final or next((r for r in reversed(metrics) if r.get("final")), None)
@@ -83,7 +85,7 @@ def draw(
             panels = figure.subplots(1, 2, squeeze=False).T
         for (name, curves, result), row in zip(_ROWS, panels, strict=True):
             shown = [
-                _panel(axes, records, final, curves, result, key)
+                _panel(axes, records, final, curves, result, ended, key)
                 for axes, key in zip(row, columns, strict=True)
             ]
             _finish_row(name, row, shown=any(shown), named=not private)
@@ -128,6 +130,7 @@ def _panel(
     final: Record | None,
     curves: Iterable[_Curve],
     result: str,
+    ended: str,
     key: str,
 ) -> bool:
     """Draw the curves of one panel; whether there was anything to draw."""
@@ -155,7 +158,7 @@ def _panel(
     words = style.percent(y) if result == "test_accuracy" else f"{y:.3g}"
     axes.plot(
         [x], [y], color=style.BLUE, marker="D", markersize=8, linestyle="", clip_on=False,
-        markeredgecolor="white", label=f"final test {words}", zorder=5,
+        markeredgecolor="white", label=f"{ended} {words}", zorder=5,
     )  # fmt: skip
     return True
 

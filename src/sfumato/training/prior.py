@@ -128,7 +128,9 @@ def _go(prior: Prior, ledger: Ledger) -> Result:
     final = {"final": True, "step": prior.step, "test_accuracy": accuracy, "seconds": seconds}
     prior.metrics.add(final)
     title = f"{prior.recipe.model.name} on {dead_leaves.NAME}"
-    curves.draw(prior.metrics.records, folder / files.CURVES, title=title)
+    curves.draw(
+        prior.metrics.records, folder / files.CURVES, title=title, ended="views of new images"
+    )
     with prior.whole() as model:
         save_weights(folder / files.WEIGHTS, model, _description(prior))
     files.write_whole(folder / files.STATEMENT, _statement(prior, accuracy).encode())
