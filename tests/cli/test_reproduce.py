@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sfumato.cli import app
 from sfumato.errors import UserError
-from sfumato.reproduce import figures, ledger, lookup, rows, tables
+from sfumato.reproduce import ledger, lookup, pareto, rows, tables
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reproduce"))
 from tiny_rows import entry, paper, row
@@ -19,7 +19,7 @@ from tiny_rows import entry, paper, row
 @pytest.fixture(autouse=True)
 def tiny_paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = (paper(row("first", 5.0, alias="short"), row("second")),)
-    for module in (lookup, rows, tables, figures):
+    for module in (lookup, rows, tables, pareto):
         monkeypatch.setattr(module, "PAPERS", made)
     monkeypatch.chdir(tmp_path)
 

@@ -94,6 +94,8 @@ def _series() -> Iterator[tuple[str, Sequence[Row]]]:
 
 def _drawn(row: Row) -> bool:
     """Whether a run starts from weights that have seen drawn images alone."""
+    if row.needs:
+        return row.needs.recipe_for("published").data.name == DRAWN
     return row.recipe_for(row.settings[0]).start.source == DRAWN
 
 
