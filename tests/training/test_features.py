@@ -20,7 +20,10 @@ from sfumato.data.views import Views
 from sfumato.errors import UserError
 from sfumato.training import loop
 from sfumato.training.classifier import load
+from sfumato.training.evaluation import evaluate, evaluate_rows
 from sfumato.training.features import Features, frozen_features, trained_end
+from sfumato.training.files import METRICS
+from sfumato.training.metrics import read
 from sfumato.training.run import train
 
 PLAIN = Views(augment=Augment())
@@ -81,6 +84,51 @@ def test_a_run_is_the_same_as_over_images(
     wanted = dict(load(tmp_path / "always").network.named_parameters())
     for key, value in wanted.items():
         torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_held_out_images_pass_the_frozen_layers_once(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"start.source": str(place / "public"), "start.train": ["head"], "training.seed": 3}
+    watched = {"data.validation": 0.2, "training.log_every": 1, "training.average": 0.5}
+    chosen = recipe(place, "scans", source | watched)
+    seen: list[int] = []
+    held_out = Features.held_out
+
+    def watch(self: Features, images: ImageStore) -> tuple[Tensor, Tensor]:
+        assert self._model.training
+        rows, labels = held_out(self, images)
+        assert self._model.training
+        seen.append(len(rows))
+        return rows, labels
+
+    monkeypatch.setattr(Features, "held_out", watch)
+    train(chosen, out=tmp_path / "once", device="cpu")
+    monkeypatch.setattr(loop, "frozen_features", lambda *_: None)
+    train(chosen, out=tmp_path / "always", device="cpu")
+    ours, wanted = (read(tmp_path / name / METRICS) for name in ("once", "always"))
+    assert seen == [96]
+    compared = 0
+    for one, other in zip(ours, wanted, strict=True):
+        for key in one.keys() & {
+            "validation_accuracy", "validation_loss", "validation_accuracy_last",
+        }:  # fmt: skip
+            assert one[key] == pytest.approx(other[key], rel=1e-4)
+            compared += 1
+    assert compared >= 9
+
+
+def test_held_out_rows_are_those_of_evaluation() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if self.training else 2 * x
+
+    model, images = only_head(network(Scaled())), store()
+    kept = Features(model, "head", images)
+    rows, labels = kept.held_out(images)
+    trained, _ = kept.gather(torch.arange(300))
+    torch.testing.assert_close(rows, 2 * trained)
+    assert evaluate_rows(kept.end, rows, labels) == pytest.approx(evaluate(model, images), rel=1e-5)
 
 
 def test_rows_are_what_enters_the_end() -> None:

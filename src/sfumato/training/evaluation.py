@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from sfumato.data import ImageStore
 from sfumato.data.test_time import averaged
@@ -23,18 +25,33 @@ def evaluate(
         store: The images.
         test_views: What outputs are averaged over (`sfumato.data.test_time`).
     """
-    right = torch.zeros((), dtype=torch.int64, device=store.device)
-    loss = torch.zeros((), dtype=torch.float64, device="cpu")
-    losses = []
+
+    def outputs() -> Iterator[tuple[Tensor, Tensor]]:
+        for indices in torch.split(torch.arange(len(store)), _AT_ONCE):
+            images, labels = store.gather(indices)
+            x = store.normalise(images).contiguous(memory_format=torch.channels_last)
+            yield averaged(model, x, test_views), labels
+
+    return _scored(model, outputs())
+
+
+@torch.no_grad()
+def evaluate_rows(end: nn.Module, rows: Tensor, labels: Tensor) -> tuple[float, float]:
+    """As `evaluate`, of a network's end on what enters it."""
+    parts = zip(torch.split(rows, _AT_ONCE), torch.split(labels, _AT_ONCE), strict=True)
+    return _scored(end, ((end(x), y) for x, y in parts))
+
+
+def _scored(model: nn.Module, outputs: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Accuracy and mean loss of outputs, which are computed in evaluation mode."""
+    right: list[Tensor] = []
+    losses: list[Tensor] = []
+    count = 0
     model.eval()
-    for indices in torch.split(torch.arange(len(store)), _AT_ONCE):
-        images, labels = store.gather(indices)
-        x = store.normalise(images).contiguous(memory_format=torch.channels_last)
-        outputs = averaged(model, x, test_views)
-        right += (outputs.argmax(1) == labels).sum()
-        losses.append(F.cross_entropy(outputs.float(), labels, reduction="sum"))
+    for logits, labels in outputs:
+        right.append((logits.argmax(1) == labels).sum())
+        losses.append(F.cross_entropy(logits.float(), labels, reduction="sum"))
+        count += len(labels)
     model.train()
-    for part in losses:
-        loss += part.double().cpu()
-    count = max(1, len(store))
-    return int(right) / count, float(loss) / count
+    loss = sum(part.double().cpu() for part in losses)
+    return sum(int(part) for part in right) / max(1, count), float(loss) / max(1, count)

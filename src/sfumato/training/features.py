@@ -1,7 +1,7 @@
 """Frozen layers are run once: where only a network's end is trained, on images that do not change.
 
 What enters that end is the same for an image in every step. It is computed for all images before
-the first one, and steps go over it instead of over the images.
+the first one, and steps go over it instead of over the images; so do the looks at held-out images.
 
 *Guarantee:* Before anything is kept, the whole network passes the checks that come before a first
 batch, at the number of images that are run together, so that what is kept of an image depends on
@@ -56,9 +56,17 @@ class Features:
         where = indices.to(rows.device)
         return rows.index_select(0, where), labels.index_select(0, where)
 
+    def held_out(self, store: ImageStore) -> tuple[Tensor, Tensor]:
+        """Rows and labels of images that are not trained on, as evaluation has them."""
+        self._model.eval()
+        try:
+            return self._rows(store)
+        finally:
+            self._model.train()
+
     def fits(self) -> bool:
         """Whether rows can be kept: one tensor enters the end, and nothing comes after it."""
-        x, _ = self._images(0)
+        x, _ = _images(self._store, 0)
         (once, output), (again, _) = self._entering(x), self._entering(x)
         if once is None or again is None or not torch.equal(once, again):
             return False
@@ -66,12 +74,6 @@ class Features:
             return False
         with torch.no_grad():
             return distance(output, self.end(once)) == 0
-
-    def _images(self, first: int) -> tuple[Tensor, Tensor]:
-        """Some images as a step has them, and their labels."""
-        device = self._store.device
-        where = torch.arange(first, min(first + _ROWS, len(self._store)), device=device)
-        return _AS_THEY_ARE.fetch(self._store, where, _AS_THEY_ARE.draw(len(where)).to(device))
 
     def _entering(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """What enters the end, if that is one tensor in one call; and the network's output."""
@@ -93,11 +95,14 @@ class Features:
         return found if isinstance(found, Tensor) else None, output
 
     def _all(self) -> tuple[Tensor, Tensor]:
-        choose_method(PerExample(self._model), *self._images(0))
+        choose_method(PerExample(self._model), *_images(self._store, 0))
+        return self._rows(self._store)
+
+    def _rows(self, store: ImageStore) -> tuple[Tensor, Tensor]:
         rows, labels = [], []
-        with progress("frozen layers", len(self._store)) as advance:
-            for first in range(0, len(self._store), _ROWS):
-                x, y = self._images(first)
+        with progress("frozen layers", len(store)) as advance:
+            for first in range(0, len(store), _ROWS):
+                x, y = _images(store, first)
                 found, _ = self._entering(x)
                 if found is None or len(found) != len(x):
                     raise RuntimeError(f"what enters {self.path} is not one row for each image")
@@ -105,6 +110,13 @@ class Features:
                 labels.append(y)
                 advance(len(x))
         return torch.cat(rows), torch.cat(labels)
+
+
+def _images(store: ImageStore, first: int) -> tuple[Tensor, Tensor]:
+    """Some images as a step has them, and their labels."""
+    device = store.device
+    where = torch.arange(first, min(first + _ROWS, len(store)), device=device)
+    return _AS_THEY_ARE.fetch(store, where, _AS_THEY_ARE.draw(len(where)).to(device))
 
 
 class End(nn.Module):

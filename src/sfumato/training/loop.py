@@ -35,7 +35,7 @@ from sfumato.training import (
     trouble,
 )
 from sfumato.training.averaging import Average
-from sfumato.training.evaluation import evaluate
+from sfumato.training.evaluation import evaluate, evaluate_rows
 from sfumato.training.features import frozen_features
 from sfumato.training.files import CHECKPOINTS
 from sfumato.training.interrupt import StopRequest
@@ -44,6 +44,8 @@ from sfumato.training.reporter import Progress, Reporter
 from sfumato.training.setup import Plan
 
 _CHECKPOINT_SECONDS = 20.0
+_SETTLED = 3
+"""Steps after which the time that is left can be told."""
 
 
 class Stopped(Exception):
@@ -83,6 +85,7 @@ class Loop:
         self.views = setup.views(r)
         self.store = self._store("train")
         self.features = frozen_features(self.model, self.store, self.views)
+        self._held: tuple[Tensor, Tensor] | None = None
         if self.features is not None:
             self.reporter.say("Frozen layers run once for each image, not in every step.")
         self.private = PrivateGradients(
@@ -200,6 +203,9 @@ class Loop:
             else:
                 each = (now - settled) / (self.step - first - 1)
                 left = each * (self.plan.steps - self.step)
+                if self.step == first + _SETTLED:
+                    for remark in trouble.about_pace(self.recipe, left, self.device):
+                        self.reporter.say(remark)
             self._show(left)
 
     @property
@@ -328,6 +334,9 @@ class Loop:
         if averaged and self.average is not None:
             weights = self.average.applied(self.model)
         with weights:
+            if part == "validation" and self.features is not None:
+                self._held = self._held or self.features.held_out(self._store(part))
+                return evaluate_rows(self.features.end, *self._held)
             kind = self.recipe.training.test_views if part == "test" else "none"
             return evaluate(self.model, self._store(part), test_views=kind)
 

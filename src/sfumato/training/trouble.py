@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import torch
 from torch import nn
 
@@ -18,6 +20,10 @@ _HOPELESS = 1e3
 
 _WORTH_SAYING = 10.0
 """Seconds before the first step is done of which a user should know the reason."""
+
+
+_LONG = 3600.0
+"""Seconds to go that a user may not want to wait for."""
 
 
 class Diverged(UserError):
@@ -67,6 +73,17 @@ def about_start(private: PrivateGradients, seconds: float) -> list[str]:
             f"compiled pass does not fit it ({engine.passed_over['compiled']})."
         )
     return remarks
+
+
+def about_pace(recipe: Recipe, seconds: float, device: torch.device) -> list[str]:
+    """What to do about a run on a CPU that has hours to go."""
+    if device.type != "cpu" or recipe.start.train or seconds < _LONG:
+        return []
+    return [
+        f"About {seconds / 3600:.1f} hours are left at this speed; a GPU would take minutes. So "
+        "does a CPU, for a few thousand images, if only the last layer is trained: "
+        f"sfumato train last-layer --data {shlex.quote(recipe.data.name)}"
+    ]
 
 
 def first_step(seconds: float, why: str) -> list[str]:

@@ -1,0 +1,30 @@
+"""A run that takes hours on a CPU says what takes less."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sfumato import recipes
+from sfumato.training.trouble import about_pace
+
+CPU = torch.device("cpu")
+
+
+def test_hours_on_a_cpu_have_a_way_out() -> None:
+    chosen = recipes.for_data("my scans")
+    (remark,) = about_pace(chosen, 9000.0, CPU)
+    assert "About 2.5 hours" in remark
+    assert remark.endswith("sfumato train last-layer --data 'my scans'")
+    last = recipes.find("last-layer")
+    assert last.start.train == ["head"] and last.start.source == "dead-leaves"
+    assert last.training.views == 1 and not last.augment.flip, "frozen layers would not run once"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "device", "trained"),
+    [(60.0, "cpu", ()), (9000.0, "cuda", ()), (9000.0, "cpu", ("head",))],
+)
+def test_nothing_is_said_otherwise(seconds: float, device: str, trained: tuple[str, ...]) -> None:
+    chosen = recipes.for_data("scans").replace({"start.train": list(trained)})
+    assert about_pace(chosen, seconds, torch.device(device)) == []
