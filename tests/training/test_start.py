@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from short_runs import halves, recipe
 from torch import nn
 
@@ -412,6 +413,30 @@ def test_a_data_set_of_the_same_name_is_the_same_data_set(
     refused(recipe(place, "", digits), "private on it too", "no noise added later")
     apart = {"data.name": "digits", "start.source": "noisy", "start.same_data": False}
     refused(recipe(place, "", apart), "start.same_data = false, but", "start.same_data = true")
+
+
+@pytest.mark.parametrize("name", ["hospital/scans.npz", "hospital/folder"])
+def test_images_are_known_again_wherever_the_command_is_run(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hospital").mkdir()
+    shutil.copy(place / "scans.npz", "hospital/scans.npz")
+    for label in range(2):
+        where = Path("hospital/folder", f"class{label}")
+        where.mkdir(parents=True)
+        for number in range(20):
+            grey = np.full((8, 8), 100 * label + number, np.uint8)
+            Image.fromarray(grey).save(where / f"{number}.png")
+    few: dict[str, Any] = {"data.name": name, "training.batch": 16, "training.steps": 1}
+    few["privacy.delta"] = 1e-3
+    public = {"data.public": True, "privacy.enabled": False}
+    train(recipe(place, "", few | public), out="public", device="cpu")
+    private = recipe(place, "", few | {"start.source": "public"})
+    refused(private, "was trained without privacy on", "rename its folder")
+    train(recipe(place, "", few | {"privacy.epsilon": 50.0}), out="first", device="cpu")
+    apart = {"start.source": "first", "start.same_data": False}
+    refused(recipe(place, "", few | apart), "start.same_data = false, but", "rename its folder")
 
 
 def test_a_detour_over_public_images_does_not_make_a_start_public(

@@ -91,7 +91,12 @@ def test_one_folder_has_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scans").mkdir()
     (tmp_path / "link").symlink_to("scans")
-    for other in ("scans", "./scans/", str(tmp_path / "scans"), "link"):
+    monkeypatch.chdir(tmp_path.parent)
+    below = f"{tmp_path.name}/scans"
+    for other in (below, str(tmp_path / "scans"), f"{tmp_path.name}/link", "elsewhere/scans.npz"):
+        assert _same_set("scans", other), "a folder is stated by its own name alone"
+    monkeypatch.chdir(tmp_path)
+    for other in ("scans", "./scans/", str(tmp_path / "scans"), "link", "scans.npz"):
         assert _same_set("scans", other)
     assert not _same_set("scans", "scans2") and not _same_set("mnist", "scans")
     assert _same_set("mnist", "MNIST")

@@ -193,6 +193,11 @@ def _judged(
     for e in exposures:
         if e.noisy:
             continue
+        if e.drawn and s.same_data:
+            raise UserError(
+                f"start.source = '{s.source}' has seen drawn images alone, never this run's: leave "
+                "start.same_data out."
+            )
         claimed = s.same_data and (e.bare or not noisy)
         if claimed or _same_set(e.data, recipe.data.name):
             raise UserError(
@@ -200,6 +205,7 @@ def _judged(
                 f"run is to be private on {'the same images' if claimed else 'it too'}: no noise "
                 "added later takes back what the weights already hold. Train the start with "
                 "privacy, and count it with start.same_data = true."
+                + ("" if claimed else _or_renamed(recipe))
             )
         if e.bare:
             raise UserError(
@@ -221,6 +227,7 @@ def _judged(
             raise UserError(
                 f"start.same_data = false, but '{s.source}' was trained on {names} and this run "
                 f"trains on '{recipe.data.name}'. Count what it spent with start.same_data = true."
+                + _or_renamed(recipe)
             )
         return tuple(exposures), ()
     before = merge([step for e in noisy for step in e.steps])
@@ -228,10 +235,26 @@ def _judged(
 
 
 def _same_set(a: str, b: str) -> bool:
-    """Whether two names are of one catalogued data set, or of one place as seen from here."""
-    if canonical(a) is not None or canonical(b) is not None:
-        return canonical(a) == canonical(b)
-    return Path(a).expanduser().resolve() == Path(b).expanduser().resolve()
+    """Whether two names can be those of one data set.
+
+    Weights state a folder by its own name, without those above it, and a file without its ending:
+    equal ones count as the same, wherever they are.
+    """
+    return _known_as(a) == _known_as(b)
+
+
+def _or_renamed(recipe: Recipe) -> str:
+    """What to do about a folder that has the name of another one."""
+    return "" if canonical(recipe.data.name) else " If it has other images, rename its folder."
+
+
+def _known_as(name: str) -> str:
+    """The name that a data set is stated by: that of the catalogue, a folder's own, a file's."""
+    if known := canonical(name):
+        return known
+    place = Path(name).expanduser().resolve()
+    own = place.stem if place.suffix == ".npz" else place.name
+    return canonical(own) or own
 
 
 def spent(recipe: Recipe, origin: Origin) -> float:
