@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -82,3 +83,38 @@ def test_many_at_once(tmp_path: Path) -> None:
         thread.join()
     assert set(most) == {1}
     assert not os.listdir(tmp_path)
+
+
+def test_file_systems_without_locks_are_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(locking.fcntl, "flock", none)
+    with alone(tmp_path / "run"), alone(tmp_path / "other", wait=True):
+        pass
+
+
+def test_places_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with alone(Path(".")):
+        pass
+    with pytest.raises(UserError, match="choose another folder"), alone(Path("/")):
+        pass
+
+
+def test_waiting_for_another(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with alone(tmp_path / "run", wait=True):
+            order.append("second")
+
+    waiting = threading.Thread(target=second)
+    with alone(tmp_path / "run"):
+        waiting.start()
+        waiting.join(0.2)
+        order.append("first")
+    waiting.join(10)
+    assert order == ["first", "second"]

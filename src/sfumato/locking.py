@@ -41,7 +41,8 @@ def take(file: int, path: Path) -> None:
 def wait_for(file: int) -> None:
     """As `take`, once whoever has it lets go of it."""
     if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError):  # File systems without locks.
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 @contextmanager
@@ -55,6 +56,9 @@ def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
     Raises:
         InUse: If another process is, and is not waited for.
     """
+    folder = folder.absolute()
+    if not folder.name:
+        raise UserError(f"{folder} cannot be written to: choose another folder.")
     path = folder.with_name(f".{folder.name}.lock")
     file = _taken(path, folder, wait)
     try:

@@ -131,6 +131,11 @@ def _toml(value: Any) -> str:
     return repr(value)
 
 
+def setting_text(value: Any) -> str:
+    """A value as `SECTION.NAME=VALUE` takes it."""
+    return value if isinstance(value, str) else _toml(value)
+
+
 def setting_names() -> list[str]:
     """Every dotted setting name that a recipe knows."""
     return [f"{s}.{f.name}" for s in _SECTIONS for f in dataclasses.fields(_CLASSES[s])]

@@ -64,6 +64,14 @@ def test_a_budget_of_no_minutes_runs_nothing() -> None:
     assert not ledger.read(Path("results"))
 
 
+def test_pages_of_others_are_seen_before_anything_is_run() -> None:
+    Path("docs").mkdir()
+    Path("docs/README.md").write_text("mine")
+    with pytest.raises(UserError, match="name another --docs"):
+        run("tiny/short", "--seeds", "1", "--device", "cpu", "--docs", "docs")
+    assert not Path("runs").exists() and not ledger.read(Path("results"))
+
+
 def test_render_alone_trains_nothing() -> None:
     ledger.append(Path("results"), entry(lookup.every_row()["tiny/first"], 0.02))
     run("--render")

@@ -159,6 +159,9 @@ def test_a_misspelt_path(run: Run, tmp_path: Path, name: str, words: str) -> Non
 def test_a_budget_without_privacy_is_refused(run: Run, budget: tuple[str, str]) -> None:
     refused(run(*QUICK, "--no-privacy", *budget, "--out", "r"), "--no-privacy", budget[0])
     assert not Path("r").exists()
+    assert run(*QUICK, "--no-privacy", "--out", "bare").code == 0
+    refused(run("bare", *budget, "--out", "r"), "without any privacy", budget[0])
+    assert not Path("r").exists()
 
 
 def test_suggested_commands_can_be_pasted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,6 +428,16 @@ def outside_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) ->
             "return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10))",
             ["BatchNorm2d", "GroupNorm"],
         ),
+        (
+            "return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))",
+            ["BatchNorm1d", "differential privacy"],
+        ),
+        (
+            "class Centred(nn.Module):\n"
+            "        def forward(self, x): return x - x.mean(0)\n"
+            "    return nn.Sequential(Centred(), nn.Flatten(), nn.Linear(64, 10))",
+            ["cannot be trained with differential privacy"],
+        ),
         ("return nn.Flatten()", ["no parameter"]),
     ],
 )
@@ -434,6 +447,12 @@ def test_models_that_do_not_fit(
     outside_model(tmp_path, monkeypatch, body)
     refused(run("--model", "mine:build", "--out", "r", "--device", "cpu"), *words)
     assert not Path("r").exists(), "once it is mended, the same command should work"
+
+
+def test_what_has_begun_is_kept_whatever_comes(run: Run) -> None:
+    words = (*QUICK, "--no-privacy", "--set", "training.diverged=1e-6", "--out", "r")
+    refused(run(*words), "Training diverged")
+    assert Path("r", "ledger.jsonl").exists(), "steps were taken, though none needed a line"
 
 
 def test_memory_that_runs_out_is_halved_without_changing_the_result(

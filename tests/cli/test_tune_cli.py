@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli_result import Run, refused
 
@@ -60,6 +61,10 @@ def test_runs_with_noise_of_their_own_have_a_sum(run: Run, tmp_path: Path) -> No
         ((), "Say what to try"),
         (("--try", "data.test=true,false"), "never on test images"),
         (("--try", "data.validation=0.1,0.2"), "the same held-out"),
+        (("--try", "data.test_fraction=0.1,0.2"), "never on test images"),
+        (("--try", "data.split_seed=0,1"), "never on test images"),
+        (("--try", "data.name='digits','mnist'"), "never on test images"),
+        (("--try", "optimizer.lr=1", "--try", "optimizer.lr=2"), "is given twice"),
         (("--try", "optimizer.lr=8..1"), "the smaller one first"),
         (("--try", "optimizer.lr=1..8"), "--trials"),
         (("--try", "optimizer.lt=1"), "Did you mean 'lr'"),
@@ -67,3 +72,39 @@ def test_runs_with_noise_of_their_own_have_a_sum(run: Run, tmp_path: Path) -> No
 )
 def test_mistakes(run: Run, tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
     refused(run("digits", *words, *QUICK, "--out", str(tmp_path / "t")), sentence)
+
+
+def test_runs_without_privacy_have_no_sum(run: Run, tmp_path: Path) -> None:
+    out = ("--set", "training.steps=2", "--out", str(tmp_path / "t"))
+    found = run("digits", "--try", "privacy.enabled=true,false", *out)
+    assert found.code == 0 and "1 of these runs are not private" in found.out
+    assert "Together" not in found.out
+    assert "--set privacy.enabled=true" in found.out or "--set privacy.enabled=false" in found.out
+
+
+def test_nothing_is_best_where_all_diverged(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    words = ("--set", "training.steps=2", "--set", "training.diverged=1e-6", "--out", str(out))
+    found = run("digits", "--try", "optimizer.lr=1,2", *words)
+    assert found.code == 0 and "Every run diverged" in found.out and "Best" not in found.out
+    assert not list(out.glob("trial-*/secret.key")), "nothing goes on from here"
+
+
+def test_a_folder_without_runs_takes_another_recipe(run: Run, tmp_path: Path) -> None:
+    words = ("digits", "--try", "optimizer.lr=1", *QUICK, "--out", str(tmp_path / "t"))
+    refused(run(*words, "--set", "training.batch=100000"), "100000")
+    assert run(*words).code == 0
+
+
+def test_images_that_come_for_validation_are_named(run: Run, tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", 60), ("val", 12), ("test", 12)):
+        arrays[f"x_{part}"] = drawn.integers(0, 256, (count, 8, 8), dtype=np.uint8)
+        arrays[f"y_{part}"] = np.arange(count) % 3
+    np.savez(tmp_path / "own.npz", **arrays)
+    words = ("--set", "model.name=tanh-cnn", "--set", "training.batch=20", *QUICK)
+    found = run(str(tmp_path / "own.npz"), "--try", "optimizer.lr=1,2", *words,
+                "--out", str(tmp_path / "t"))  # fmt: skip
+    assert found.code == 0
+    assert "on the 12 validation images that come with the data" in found.out

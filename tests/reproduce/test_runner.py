@@ -213,6 +213,14 @@ def test_a_run_whose_start_is_being_made_elsewhere_is_passed_over(tmp_path: Path
     assert [j.row.name for j in outcome.elsewhere] == ["after"] and not outcome.done
 
 
+def test_a_result_that_lacks_only_its_end_of_line_is_kept(tmp_path: Path) -> None:
+    path = ledger.append(tmp_path, entry(row("a"), 0.5))
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    assert [e.accuracy for e in ledger.read(tmp_path)] == [0.5]
+    ledger.append(tmp_path, entry(row("a"), 0.6, seed=1))
+    assert [e.accuracy for e in ledger.read(tmp_path)] == [0.5, 0.6]
+
+
 def test_parts_do_not_depend_on_what_is_done(tmp_path: Path) -> None:
     made, rows = tiny(tmp_path), [row("a"), row("b")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
@@ -292,3 +293,13 @@ def test_a_run_goes_on_with_as_many_images(tmp_path: Path, monkeypatch: pytest.M
     )
     resume(tmp_path / "r", device="cpu")
     assert seen[0] == 30
+
+
+def test_a_run_goes_on_for_as_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = small().replace({"training.epochs": 1.0})
+    monkeypatch.setattr(prior_loop, "POOL", {"cpu": 60})
+    with pytest.raises(Stopped):
+        train(chosen, out=tmp_path / "r", device="cpu", reporter=StopAfterTwo())
+    asked = json.loads((tmp_path / "r" / files.LEDGER).read_text().splitlines()[0])["steps"]
+    monkeypatch.setattr(prior_loop, "POOL", {"cpu": 240})
+    assert resume(tmp_path / "r", device="cpu").steps == asked

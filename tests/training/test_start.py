@@ -439,6 +439,12 @@ def test_images_are_known_again_wherever_the_command_is_run(
     refused(recipe(place, "", few | apart), "start.same_data = false, but", "rename its folder")
 
 
+def test_drawn_images_are_nobodys(place: Path, tmp_path: Path) -> None:
+    drawn = {"start.source": "dead-leaves", "model.name": "eq-resnet9-d4", "model.options": {}}
+    chosen = recipe(place, "scans", {}).replace({**drawn, "start.same_data": True})
+    refused(chosen, "drawn images alone", "leave start.same_data out")
+
+
 def test_a_detour_over_public_images_does_not_make_a_start_public(
     place: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from sfumato import recipes
 from sfumato.errors import UserError
 from sfumato.locking import alone
 from sfumato.pictures import trials as picture
+from sfumato.privacy.accounting import Step
 from sfumato.recipe import Recipe
 from sfumato.training import setup
 from sfumato.training import tune as tuning
@@ -113,6 +114,16 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         file.write('{"settings": {"optim')
     with pytest.raises(UserError, match=r"trials\.jsonl is damaged"):
         tune(tiny(), {"optimizer.lr": [0.5, 1.0]}, out=tmp_path / "t", device="cpu")
+
+
+def test_cheaper_runs_have_the_noise_that_a_start_leaves_room_for() -> None:
+    before = (Step(0.1, 1.5, 20),)
+    whole = setup.plan(tiny(), 1000, before=before)
+    light = lighter(tiny(), 1000, 4, before=before)
+    plan = setup.plan(light, 1000, before=before)
+    assert plan.steps == whole.steps == 2
+    assert plan.noise.multiplier == pytest.approx(whole.noise.multiplier / 4)
+    assert whole.noise.multiplier > setup.plan(tiny(), 1000).noise.multiplier
 
 
 def test_the_test_set_is_never_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

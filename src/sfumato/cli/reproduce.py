@@ -84,6 +84,7 @@ def reproduce(
     def say(message: str) -> None:
         console.print(message, soft_wrap=True, markup=False)
 
+    from sfumato.reproduce.tables import check_own
     from sfumato.reproduce.tables import render as render_pages
 
     written: set[Path] = set()
@@ -107,6 +108,7 @@ def reproduce(
         named = ", ".join(what)
         say(f"Nothing is missing: {named} has {seeds} seeds of everything. --seeds asks for more.")
         return
+    check_own(docs)
     try:
         outcome = runner.run(jobs, after=after)
     except Stopped as stopped:

@@ -97,10 +97,13 @@ def train(
     }
     given = {key: value for key, value in named.items() if value is not None}
     changes |= given
-    _check_privacy(changes)
+    _check_privacy(changes, "--no-privacy trains")
     if resume is not None and (recipe is not None or out is not None):
         raise UserError("--resume RUN takes the recipe and the folder from the run: give it alone.")
     chosen = None if resume is not None else choose(recipe, data, changes, given)
+    if chosen is not None:
+        private = {"privacy.enabled": chosen.privacy.enabled}
+        _check_privacy(changes | private, f"The recipe '{chosen.name}' trains")
     if out is not None:
         files.check_free(out)
 
@@ -119,14 +122,14 @@ def train(
         watch(go, name=chosen.name if chosen else "", out=out, resumed=resume)
 
 
-def _check_privacy(changes: dict[str, Any]) -> None:
+def _check_privacy(changes: dict[str, Any], who: str) -> None:
     """Refuse a budget for a run without privacy."""
     budget = [key for key in ("privacy.epsilon", "privacy.delta") if key in changes]
     if changes.get("privacy.enabled") is False and budget:
         words = " and ".join(f"{OPTIONS[key]} {changes[key]}" for key in budget)
         raise UserError(
-            f"--no-privacy trains without any privacy, so {words} would mean nothing: leave out "
-            "one or the other."
+            f"{who} without any privacy, so {words} would mean nothing: leave it out, or train "
+            "with privacy (privacy.enabled = true)."
         )
 
 

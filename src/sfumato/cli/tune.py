@@ -51,20 +51,20 @@ def tune(
 ) -> None:  # fmt: skip
     """Run a recipe with different settings and compare them on held-out training images.
 
-    A tenth of the training images is held out unless the recipe says otherwise; the test set is not
-    looked at. What is chosen so is not covered by epsilon: the sentence printed at the end belongs
+    A tenth of the training images is held out unless the recipe says otherwise or the data come with
+    validation images; the test set is not looked at. What is chosen so is not covered by epsilon: the sentence printed at the end belongs
     into the recipe, so that the statement says it.
     """
     from rich.table import Table
 
     from sfumato.cli.progress import console, watched
     from sfumato.pictures import trials as picture
-    from sfumato.recipe import parse_setting
+    from sfumato.recipe import parse_setting, setting_text
     from sfumato.report.runs import gather, share_seed, together
     from sfumato.training import tune as tuning
     from sfumato.training.loop import Stopped
 
-    choices = dict(tuning.parse_choice(text) for text in try_)
+    choices = tuning.parse_choices(try_)
     changes = dict(parse_setting(text) for text in set_)
     changes |= {"data.name": data} if data is not None else {}
     chosen = choose(recipe, data, changes)
@@ -116,7 +116,14 @@ def tune(
         )
         return
     runs = gather([out / trial.folder for trial in found])
-    if share_seed(runs):
+    if bare := [run for run in runs if not run.private]:
+        console.print(
+            f"\n{len(bare)} of these runs are not private: there is no bound on what they give "
+            "away, nor on what choosing by them does.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    elif share_seed(runs):
         console.print(
             "\nThese runs have one seed, and so the same noise, which cancels between them: there "
             "is no bound on what they give away together. Make none of them known but one.",
@@ -130,10 +137,14 @@ def tune(
             highlight=False,
             soft_wrap=True,
         )
+    if ranked[0].note:
+        console.print("\nEvery run diverged: try lower rates.")
+        return
     options = " ".join(
-        f"--set {shlex.quote(f'{key}={value}')}" for key, value in ranked[0].settings.items()
+        f"--set {shlex.quote(f'{key}={setting_text(value)}')}"
+        for key, value in ranked[0].settings.items()
     )
-    words = shlex.quote(tuning.sentence(found, chosen, cheaper=cheaper))
+    words = shlex.quote(tuning.sentence(found, chosen, cheaper=cheaper, root=data_root))
     console.print(
         f"\nBest: {options}\nFor the statement: --set privacy.tuned={words}\nPicture: {path}",
         highlight=False,

@@ -87,16 +87,26 @@ def read(folder: Path) -> list[Entry]:
     """Every entry of a results folder, in the order of files and lines.
 
     Raises:
-        UserError: If a line is not one. A last line without its end, which a kill may have left, is
-            passed over.
+        UserError: If a line is not one. Part of a last line, which a kill may have left, is passed
+            over.
     """
     entries: list[Entry] = []
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        for number, line in enumerate(lines[:-1], start=1):
+        whole = lines if _is_whole(lines[-1]) else lines[:-1]
+        for number, line in enumerate(whole, start=1):
             if line.strip():
                 entries.append(_entry(line, f"{path}, line {number}"))
     return entries
+
+
+def _is_whole(line: str | bytes) -> bool:
+    """Whether a last line without its end lacks nothing else."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _entry(line: str, where: str) -> Entry:
@@ -128,8 +138,12 @@ def append(folder: Path, entry: Entry) -> Path:
         with open(path, "a+b") as file:
             locking.wait_for(file.fileno())
             file.seek(0)
-            whole = file.read().rfind(b"\n") + 1
-            file.truncate(whole)
+            content = file.read()
+            end = content.rfind(b"\n") + 1
+            if _is_whole(content[end:]):
+                line = f"\n{line}"
+            else:
+                file.truncate(end)
             file.write(f"{line}\n".encode())
             file.flush()
             os.fsync(file.fileno())

@@ -73,6 +73,13 @@ def verdict(published: float | None, ours: float) -> str:
     return f"**missed** by {-difference:.{digits}f}"
 
 
+def check_own(out: Path) -> None:
+    """Refuse a folder whose index somebody else wrote."""
+    index = out / "README.md"
+    if index.is_file() and _OURS not in index.read_text(encoding="utf-8", errors="replace"):
+        raise UserError(f"{index} was not written by `sfumato reproduce`: name another --docs.")
+
+
 def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
     """Write every table and figure; the files written.
 
@@ -84,9 +91,8 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
     from sfumato.reproduce import figures, pareto
 
     entries = ledger.read(results)
+    check_own(out)
     index = out / "README.md"
-    if index.is_file() and _OURS not in index.read_text(encoding="utf-8", errors="replace"):
-        raise UserError(f"{index} was not written by `sfumato reproduce`: name another --docs.")
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for paper in PAPERS:

@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -114,12 +114,13 @@ def new_run_folder(out: Path | None, name: str) -> Path:
 
 
 @contextmanager
-def unless_refused(folder: Path) -> Iterator[None]:
-    """Take a new run folder away again if the run is refused before its first step."""
+def unless_refused(folder: Path, begun: Callable[[], bool]) -> Iterator[None]:
+    """Take a new run folder away again if the run is refused before it has begun."""
     try:
         yield
     except UserError:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not begun():
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 

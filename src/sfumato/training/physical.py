@@ -41,10 +41,11 @@ def physical_batch(
             activations += out.numel() * out.element_size()
 
     hooks = [m.register_forward_hook(count) for m in model.modules() if not list(m.children())]
-    with torch.no_grad():
-        model(torch.zeros(1, dataset.channels, *dataset.size))
+    with torch.no_grad():  # Two images: with one, some layers that are refused later fail first.
+        model(torch.zeros(2, dataset.channels, *dataset.size))
     for hook in hooks:
         hook.remove()
+    activations //= 2
     gradients = sum(p.numel() for p in model.parameters() if p.requires_grad) * 4
     per_example = 2 * gradients + 3 * views * activations
     largest = max(1, budget // max(1, per_example))

@@ -84,7 +84,7 @@ def resume(
     for path in damaged:
         reporter.say(f"Checkpoint {path.name} is damaged; an earlier one is used instead.")
     prior = Prior(recipe, randomness, device, reporter)
-    prior.count = int(ledger.header["examples"])
+    prior.count, prior.steps = int(ledger.header["examples"]), int(ledger.header["steps"])
     with files.explained(folder):
         files.sweep(folder)
         (folder / files.CHECKPOINTS).mkdir(exist_ok=True)

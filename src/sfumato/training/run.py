@@ -82,12 +82,15 @@ def train(
         files.write_whole(folder / files.RECIPE, recipe.to_toml().encode())
         header = _header(recipe, plan, dataset, randomness, physical, origin)
         header |= {"noise": _noise_from(where)}
-        with Ledger.create(folder / files.LEDGER, header) as ledger:
-            with files.unless_refused(folder):
-                loop = Loop(
-                    recipe, plan, dataset, model, where, randomness, ledger,
-                    Metrics(folder / files.METRICS), folder, physical, reporter,
-                )  # fmt: skip
+        loop: Loop | None = None
+        with (
+            Ledger.create(folder / files.LEDGER, header) as ledger,
+            files.unless_refused(folder, lambda: ledger.steps > 0 or bool(loop and loop.step)),
+        ):
+            loop = Loop(
+                recipe, plan, dataset, model, where, randomness, ledger,
+                Metrics(folder / files.METRICS), folder, physical, reporter,
+            )  # fmt: skip
             return _go(loop)
 
 

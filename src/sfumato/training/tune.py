@@ -12,15 +12,15 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from sfumato.errors import UserError
 from sfumato.locking import InUse, alone
-from sfumato.privacy.accounting import AccountantName, epsilon
+from sfumato.privacy.accounting import AccountantName, Step, epsilon
 from sfumato.recipe import Recipe, differences, parse_setting
-from sfumato.training import files, metrics, prior, setup
+from sfumato.training import files, metrics, prior, setup, start
 from sfumato.training.images import dataset_of
 from sfumato.training.reporter import Reporter, Silent
 from sfumato.training.run import resume, train
@@ -36,6 +36,12 @@ _UNBOUNDED = 1e9
 
 _LISTED = 6
 """More numbers than this are told by the smallest and the largest."""
+
+_WHICH_IMAGES = {
+    "data.name", "data.subset", "data.split_seed", "data.test", "data.test_fraction",
+    "data.validation",
+}  # fmt: skip
+"""Settings that decide which images are trained on, held out or tested on."""
 
 _ALL = slice(None)
 
@@ -101,7 +107,20 @@ def parse_choice(text: str) -> tuple[str, Choice]:
     return key.strip(), values
 
 
-def lighter(recipe: Recipe, examples: int, factor: int) -> Recipe:
+def parse_choices(texts: Sequence[str]) -> dict[str, Choice]:
+    """Several of what `parse_choice` takes."""
+    choices: dict[str, Choice] = {}
+    for key, choice in map(parse_choice, texts):
+        if key in choices:
+            raise UserError(
+                f"--try {key} is given twice: list its values after one --try, as in "
+                f"--try {key}=A,B."
+            )
+        choices[key] = choice
+    return choices
+
+
+def lighter(recipe: Recipe, examples: int, factor: int, *, before: tuple[Step, ...] = ()) -> Recipe:
     """The recipe with a fraction of batch and noise, and as many steps.
 
     The noise on the mean gradient stays what it was, and the learning curve nearly so (Sander et
@@ -109,7 +128,7 @@ def lighter(recipe: Recipe, examples: int, factor: int) -> Recipe:
     """
     if not recipe.privacy.enabled:
         raise UserError("Only private runs can be tried with a fraction of their batch and noise.")
-    plan = setup.plan(recipe, examples)
+    plan = setup.plan(recipe, examples, before=before)
     batch = round(plan.sampler.batch / factor)
     if batch < 1:
         raise UserError(f"A batch of {plan.sampler.batch:g} cannot be divided by {factor}.")
@@ -122,7 +141,9 @@ def lighter(recipe: Recipe, examples: int, factor: int) -> Recipe:
         }
     )
     p, history = recipe.privacy, setup.plan(light, examples).history(plan.steps)
-    spent = epsilon(history, delta=p.delta, accountant=cast(AccountantName, p.accountant))
+    spent = epsilon(
+        [*before, *history], delta=p.delta, accountant=cast(AccountantName, p.accountant)
+    )
     return light.replace({"privacy.epsilon": 1.001 * spent})
 
 
@@ -165,12 +186,11 @@ def tune(
             f"'{recipe.data.name}' is drawn by the program, and no images are held out to compare "
             "settings on: tune the private training that starts from it."
         )
-    for key in ("data.test", "data.validation"):
-        if key in choices:
-            raise UserError(
-                f"{key} cannot be tried: runs are compared on the same held-out training images, "
-                "and never on test images."
-            )
+    for key in _WHICH_IMAGES & choices.keys():
+        raise UserError(
+            f"{key} cannot be tried: runs are compared on the same held-out training images, and "
+            "never on test images."
+        )
     held = recipe.data.validation or VALIDATION
     base = recipe.replace({"data.validation": held, "data.test": False})
     for settings in _corners(choices):
@@ -183,7 +203,10 @@ def tune(
     for settings in _proposals(choices, done, trials, part):
         chosen = base.replace(settings)
         if cheaper > 1:
-            chosen = lighter(chosen, len(dataset_of(chosen.data, root=root).train), cheaper)
+            donor = start.open_donor(chosen)
+            before = donor.origin.before if donor else ()
+            examples = len(dataset_of(chosen.data, root=root).train)
+            chosen = lighter(chosen, examples, cheaper, before=before)
         where = out / _name(settings)
         try:
             with alone(where):
@@ -200,16 +223,19 @@ def tune(
     return _read(out)
 
 
-def sentence(trials: Sequence[Trial], recipe: Recipe, *, cheaper: int = 1) -> str:
+def sentence(
+    trials: Sequence[Trial], recipe: Recipe, *, cheaper: int = 1, root: Path | None = None
+) -> str:
     """What was tried, in words, for `privacy.tuned`."""
-    held = recipe.data.validation or VALIDATION
+    whole = dataset_of(replace(recipe.data, validation=0.0), root=root)
+    share = recipe.data.validation or VALIDATION
+    held = f"{share:.0%} of the training images, which they were not trained on"
+    if whole.validation is not None:
+        held = f"the {len(whole.validation)} validation images that come with the data"
     tried = "; ".join(f"{key} {_in_words(values)}" for key, values in tried_of(trials).items())
     light = f" with 1/{cheaper} of batch and noise" if cheaper > 1 else ""
     runs = "one run" if len(trials) == 1 else f"{len(trials)} runs"
-    return (
-        f"the accuracy of {runs}{light} on {held:.0%} of the training images, which they were not "
-        f"trained on: {tried}"
-    )
+    return f"the accuracy of {runs}{light} on {held}: {tried}"
 
 
 def tried_of(trials: Sequence[Trial]) -> dict[str, list[Any]]:
@@ -248,7 +274,10 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
             out.mkdir(parents=True, exist_ok=True)
             files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
     before = json.loads((out / ASKED).read_text(encoding="utf-8"))
-    if changed := differences(before, json.loads(json.dumps(asked))):
+    changed = differences(before, json.loads(json.dumps(asked)))
+    if changed and not any(out.glob("trial-*")):
+        files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
+    elif changed:
         raise UserError(
             f"{out} holds runs of another recipe: {'; '.join(changed)}. Choose another --out."
         )
@@ -360,6 +389,7 @@ def _run(
                 else:
                     train(recipe, out=where, root=root, device=device, reporter=reporter)
     except Diverged as reason:
+        (where / files.KEY).unlink(missing_ok=True)
         return Trial(settings, 0.0, None, 0.0, where.name, " ".join(str(reason).split()))
     records = metrics.read(where / files.METRICS)
     final = next(record for record in reversed(records) if record.get("final"))
