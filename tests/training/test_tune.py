@@ -20,14 +20,8 @@ from sfumato.training import setup
 from sfumato.training import tune as tuning
 from sfumato.training.loop import Loop
 from sfumato.training.run import train
-from sfumato.training.tune import (
-    Range,
-    Trial,
-    lighter,
-    parse_choice,
-    sentence,
-    tune,
-)
+from sfumato.training.trials import Range, Trial, parse_choice
+from sfumato.training.tune import lighter, sentence, tune
 
 
 def tiny(**changes: Any) -> Recipe:

@@ -12,7 +12,7 @@ from sfumato.cli.parts import parse_part
 from sfumato.cli.train import choose
 
 if TYPE_CHECKING:
-    from sfumato.training.tune import Trial
+    from sfumato.training.trials import Trial
 
 
 def register(app: typer.Typer) -> None:
@@ -51,9 +51,9 @@ def tune(
 ) -> None:  # fmt: skip
     """Run a recipe with different settings and compare them on held-out training images.
 
-    A tenth of the training images is held out unless the recipe says otherwise or the data come with
-    validation images; the test set is not looked at. What is chosen so is not covered by epsilon: the sentence printed at the end belongs
-    into the recipe, so that the statement says it.
+    A tenth of the training images is held out, unless the recipe says otherwise or the data come
+    with validation images; the test set is not looked at. What is chosen so is not covered by
+    epsilon: the sentence printed at the end belongs into the recipe, so that the statement says it.
     """
     from rich.table import Table
 
@@ -63,8 +63,9 @@ def tune(
     from sfumato.report.runs import gather, share_seed, together
     from sfumato.training import tune as tuning
     from sfumato.training.loop import Stopped
+    from sfumato.training.trials import parse_choices
 
-    choices = tuning.parse_choices(try_)
+    choices = parse_choices(try_)
     changes = dict(parse_setting(text) for text in set_)
     changes |= {"data.name": data} if data is not None else {}
     chosen = choose(recipe, data, changes)

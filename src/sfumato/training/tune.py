@@ -7,23 +7,22 @@ run's epsilon covers it: `sentence` says what was tried, for the statement of th
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
 from sfumato.errors import UserError
 from sfumato.locking import InUse, alone
 from sfumato.privacy.accounting import AccountantName, Step, epsilon
-from sfumato.recipe import Recipe, differences, parse_setting
+from sfumato.recipe import Recipe, differences
 from sfumato.training import files, metrics, prior, setup, start
 from sfumato.training.images import dataset_of
 from sfumato.training.reporter import Reporter, Silent
 from sfumato.training.run import resume, train
+from sfumato.training.trials import Choice, Range, Trial, corners, proposals
 from sfumato.training.trouble import Diverged
 
 TRIALS = "trials.jsonl"
@@ -44,80 +43,6 @@ _WHICH_IMAGES = {
 """Settings that decide which images are trained on, held out or tested on."""
 
 _ALL = slice(None)
-
-_SEEDS = 20
-"""Proposals to look at for one that was not tried."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """All numbers between two, on a logarithmic scale if both are positive; whole ones if both are.
-
-    Attributes:
-        low: The smallest.
-        high: The largest.
-    """
-
-    low: float
-    high: float
-
-
-Choice = Sequence[Any] | Range
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A run with some of the settings.
-
-    Attributes:
-        settings: What it was run with, by dotted names.
-        accuracy: On validation images, of averaged weights if they are kept; 0 if it diverged.
-        epsilon: What it spent by itself; None without privacy.
-        seconds: Training time.
-        folder: Its run folder, within that of all trials.
-        note: Why it has no accuracy, or nothing.
-    """
-
-    settings: dict[str, Any]
-    accuracy: float
-    epsilon: float | None
-    seconds: float
-    folder: str
-    note: str = ""
-
-
-def parse_choice(text: str) -> tuple[str, Choice]:
-    """`optimizer.lr=1,2,4` or `optimizer.lr=0.5..8` as a name and what to try for it."""
-    key, found, raw = text.partition("=")
-    if not found or not key.strip() or not raw.strip():
-        raise UserError(
-            "--try takes SECTION.NAME=A,B,C or SECTION.NAME=LOW..HIGH, such as "
-            f"optimizer.lr=1,2,4, not '{text}'."
-        )
-    ends = [parse_setting(f"v={part}")[1] for part in raw.split("..")]
-    if len(ends) == 2:
-        low, high = ends
-        if not all(isinstance(end, int | float) for end in ends) or not low < high:
-            raise UserError(f"--try {text}: a range is two numbers, the smaller one first.")
-        return key.strip(), Range(low, high)
-    try:
-        values = tomllib.loads(f"v = [{raw}]")["v"]
-    except tomllib.TOMLDecodeError:
-        values = [parse_setting(f"v={part}")[1] for part in raw.split(",")]
-    return key.strip(), values
-
-
-def parse_choices(texts: Sequence[str]) -> dict[str, Choice]:
-    """Several of what `parse_choice` takes."""
-    choices: dict[str, Choice] = {}
-    for key, choice in map(parse_choice, texts):
-        if key in choices:
-            raise UserError(
-                f"--try {key} is given twice: list its values after one --try, as in "
-                f"--try {key}=A,B."
-            )
-        choices[key] = choice
-    return choices
 
 
 def lighter(recipe: Recipe, examples: int, factor: int, *, before: tuple[Step, ...] = ()) -> Recipe:
@@ -193,14 +118,14 @@ def tune(
         )
     held = recipe.data.validation or VALIDATION
     base = recipe.replace({"data.validation": held, "data.test": False})
-    for settings in _corners(choices):
+    for settings in corners(choices):
         base.replace(settings)
     if trials is None and any(isinstance(choice, Range) for choice in choices.values()):
         raise UserError("A range has no end of values: say with --trials how many runs to make.")
     if trials is not None and part != _ALL:
         raise UserError("--trials proposes one run after the other: --part is for combinations.")
     done = _opened(out, base, cheaper)
-    for settings in _proposals(choices, done, trials, part):
+    for settings in proposals(choices, done, trials, part):
         chosen = base.replace(settings)
         if cheaper > 1:
             donor = start.open_donor(chosen)
@@ -256,15 +181,6 @@ def _in_words(values: Sequence[Any]) -> str:
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
-def _corners(choices: Mapping[str, Choice]) -> Iterator[dict[str, Any]]:
-    """Settings that show whether every value is allowed, each key by itself."""
-    for key, choice in choices.items():
-        values = (choice.low, choice.high) if isinstance(choice, Range) else choice
-        if not values:
-            raise UserError(f"--try {key}= names no value.")
-        yield from ({key: value} for value in values)
-
-
 def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
     """Trials that the folder holds, which must be of the same recipe; a new folder is made."""
     asked = {"recipe": base.to_dict(), "cheaper": cheaper}
@@ -295,75 +211,6 @@ def _read(out: Path) -> list[Trial]:
             f"{path} is damaged ({reason}): remove the line that is no JSON; the run that it was "
             "about is kept and written down again."
         ) from None
-
-
-def _proposals(
-    choices: Mapping[str, Choice], done: list[Trial], trials: int | None, part: slice
-) -> Iterator[dict[str, Any]]:
-    """Settings to run next, given those that were run, until there are enough."""
-    known = [trial.settings for trial in done]
-    if trials is None:
-        lists = [list(c) for c in choices.values() if not isinstance(c, Range)]
-        every = [dict(zip(choices, values, strict=True)) for values in itertools.product(*lists)]
-        yield from (settings for settings in every[part] if settings not in known)
-        return
-    own = [trial for trial in done if trial.settings.keys() == choices.keys()]
-    for number in range(len(own), trials):
-        # A sampler may propose what was tried before; another seed then proposes something else.
-        asked = (_asked(choices, done, seed) for seed in range(number, _SEEDS * trials, trials))
-        settings = next((found for found in asked if found not in known), None)
-        if settings is None:
-            return
-        known.append(settings)
-        yield settings
-
-
-def _asked(choices: Mapping[str, Choice], done: Sequence[Trial], seed: int) -> dict[str, Any]:
-    """What Optuna's sampler proposes after these results."""
-    try:
-        import optuna
-    except ImportError:
-        raise UserError(
-            "Searching needs Optuna: `pip install 'sfumato[tune]'`. Without it, list the values to "
-            "try and leave --trials out."
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    kinds: Any = optuna.distributions
-    spaces: dict[str, Any] = {}
-    for key, choice in choices.items():
-        if isinstance(choice, Range):
-            whole = isinstance(choice.low, int) and isinstance(choice.high, int)
-            made = kinds.IntDistribution if whole else kinds.FloatDistribution
-            spaces[key] = made(choice.low, choice.high, log=choice.low > 0)
-        else:
-            spaces[key] = kinds.CategoricalDistribution(range(len(choice)))
-    sampler = optuna.samplers.TPESampler(seed=seed)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for trial in done:
-        if trial.settings.keys() == choices.keys():
-            known = {k: _position(choices[k], v) for k, v in trial.settings.items()}
-            if None not in known.values():
-                study.add_trial(
-                    optuna.trial.create_trial(
-                        params=known, distributions=spaces, value=trial.accuracy
-                    )
-                )
-    return {k: _value(choices[k], v) for k, v in study.ask(spaces).params.items()}
-
-
-def _value(choice: Choice, proposed: Any) -> Any:
-    """What Optuna's proposal means: a place in a list, or a number, of which 3 digits will do."""
-    if not isinstance(choice, Range):
-        return choice[proposed]
-    rounded = proposed if isinstance(proposed, int) else float(f"{proposed:.3g}")
-    return min(max(rounded, choice.low), choice.high)
-
-
-def _position(choice: Choice, value: Any) -> Any:
-    """The value as Optuna knows it: its place in a list; None if it is not to be tried any more."""
-    if isinstance(choice, Range):
-        return value if choice.low <= value <= choice.high else None
-    return list(choice).index(value) if value in choice else None
 
 
 def _name(settings: dict[str, Any]) -> str:
