@@ -55,7 +55,15 @@ def test_without_a_terminal_a_row_is_one_line(
     monkeypatch.setenv("COLUMNS", "80")
     lines = sfumato("recipes", "list").out.splitlines()
     assert len(lines) == 1 + len(recipes.packaged())
-    for line, name in zip(lines[1:], recipes.packaged(), strict=True):
+    names = [line.split()[0] for line in lines[1:]]
+    assert sorted(names) == sorted(recipes.packaged())
+    assert (
+        names.index("last-layer")
+        < names.index("sfumato/cifar10-eps1")
+        < names.index("000/resnet18-cifar10-eps7")
+    )
+    assert "yours" in lines[1 + names.index("last-layer")]
+    for line, name in zip(lines[1:], names, strict=True):
         assert line.endswith(recipes.find(name).about.rstrip()) and line.startswith(f"{name} ")
 
 

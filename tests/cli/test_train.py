@@ -449,6 +449,12 @@ def test_models_that_do_not_fit(
     assert not Path("r").exists(), "once it is mended, the same command should work"
 
 
+@pytest.mark.parametrize("name", ["images", "last-layer"])
+def test_a_recipe_for_ones_own_images_asks_for_them(run: Run, name: str) -> None:
+    refused(run(name, "--out", "r"), "images of your own", f"train {name} --data ./scans")
+    assert not Path("r").exists()
+
+
 def test_what_has_begun_is_kept_whatever_comes(run: Run) -> None:
     words = (*QUICK, "--no-privacy", "--set", "training.diverged=1e-6", "--out", "r")
     refused(run(*words), "Training diverged")

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_recipes() -> None:
-    """A table of the packaged recipes."""
+    """A table of the packaged recipes: those for everybody, our own, then the papers'."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -36,11 +36,16 @@ def list_recipes() -> None:
     for column in ("name", "data", "model", "ε"):
         table.add_column(column, no_wrap=True)
     table.add_column("about")
-    for name in recipes.packaged():
+    for name in sorted(recipes.packaged(), key=_place):
         r = recipes.find(name)
         about = Text(r.about, no_wrap=cut, overflow="ellipsis")
-        table.add_row(name, r.data.name, r.model.name, f"{r.privacy.epsilon:g}", about)
+        data = "yours" if name in recipes.GENERAL else r.data.name
+        table.add_row(name, data, r.model.name, f"{r.privacy.epsilon:g}", about)
     show_table(table)
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (2 if name[0].isdigit() or name.startswith("paper-") else int("/" in name), name)
 
 
 def show(recipe: str = typer.Argument(help="A packaged recipe or a recipe file.")) -> None:

@@ -215,6 +215,11 @@ def choose(
             if data is not None:
                 raise UserError(f"Both {recipe} and --data {data} name the data: give one of them.")
             return recipes.for_data(recipe).replace(changes, options=options)
+    if recipe in recipes.GENERAL and "data.name" not in changes:
+        raise UserError(
+            f"The recipe '{recipe}' is for images of your own: name them, as in `sfumato train "
+            f"{recipe} --data ./scans`."
+        )
     if recipe is not None:
         return recipes.find(recipe).replace(changes, options=options)
     found = recipes.for_data(data) if data else recipes.find("digits")

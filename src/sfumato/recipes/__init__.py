@@ -19,6 +19,10 @@ ALIASES = {
 """Other names of packaged recipes: the chain of paper 003 beside the paper's other recipes."""
 
 
+GENERAL = ("images", "last-layer")
+"""Recipes for images of one's own."""
+
+
 def packaged() -> dict[str, Path]:
     """The recipes that come with sfumato, by name."""
     root = Path(__file__).parent
