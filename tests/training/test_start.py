@@ -27,6 +27,7 @@ from sfumato.errors import UserError
 from sfumato.privacy import accounting, composition
 from sfumato.privacy.accounting import Step, epsilon
 from sfumato.privacy.calibration import noise_multiplier_for, steps_for
+from sfumato.privacy.composition import Exposure
 from sfumato.privacy.ledger import read
 from sfumato.privacy.noise import Randomness
 from sfumato.recipe import Recipe, loads
@@ -443,6 +444,11 @@ def test_drawn_images_are_nobodys(place: Path, tmp_path: Path) -> None:
     drawn = {"start.source": "dead-leaves", "model.name": "eq-resnet9-d4", "model.options": {}}
     chosen = recipe(place, "scans", {}).replace({**drawn, "start.same_data": True})
     refused(chosen, "drawn images alone", "leave start.same_data out")
+    noisy = Exposure("scans", steps=(Step(0.1, 2.0, 3),))
+    chain = (noisy, Exposure("dead-leaves", public=True, drawn=True))
+    counted = {"start.source": "run", "start.same_data": True}
+    _, before = start._judged(chain, recipe(place, "scans", counted))
+    assert before == noisy.steps, "a private run that began with drawn images can be gone on from"
 
 
 def test_a_detour_over_public_images_does_not_make_a_start_public(

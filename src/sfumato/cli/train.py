@@ -97,13 +97,11 @@ def train(
     }
     given = {key: value for key, value in named.items() if value is not None}
     changes |= given
-    _check_privacy(changes, "--no-privacy trains")
     if resume is not None and (recipe is not None or out is not None):
         raise UserError("--resume RUN takes the recipe and the folder from the run: give it alone.")
     chosen = None if resume is not None else choose(recipe, data, changes, given)
-    if chosen is not None:
-        private = {"privacy.enabled": chosen.privacy.enabled}
-        _check_privacy(changes | private, f"The recipe '{chosen.name}' trains")
+    if chosen is not None and not chosen.privacy.enabled:
+        _check_no_budget(changes, "--no-privacy" if no_privacy else f"The recipe '{chosen.name}'")
     if out is not None:
         files.check_free(out)
 
@@ -122,14 +120,14 @@ def train(
         watch(go, name=chosen.name if chosen else "", out=out, resumed=resume)
 
 
-def _check_privacy(changes: dict[str, Any], who: str) -> None:
+def _check_no_budget(changes: dict[str, Any], who: str) -> None:
     """Refuse a budget for a run without privacy."""
     budget = [key for key in ("privacy.epsilon", "privacy.delta") if key in changes]
-    if changes.get("privacy.enabled") is False and budget:
+    if budget:
         words = " and ".join(f"{OPTIONS[key]} {changes[key]}" for key in budget)
         raise UserError(
-            f"{who} without any privacy, so {words} would mean nothing: leave it out, or train "
-            "with privacy (privacy.enabled = true)."
+            f"{who} trains without any privacy, so {words} would mean nothing: leave it out, or "
+            "train with privacy (privacy.enabled = true)."
         )
 
 

@@ -193,7 +193,7 @@ def _judged(
     for e in exposures:
         if e.noisy:
             continue
-        if e.drawn and s.same_data:
+        if e.drawn and s.same_data and not noisy:
             raise UserError(
                 f"start.source = '{s.source}' has seen drawn images alone, never this run's: leave "
                 "start.same_data out."

@@ -80,8 +80,8 @@ def about_pace(recipe: Recipe, seconds: float, device: torch.device) -> list[str
     if device.type != "cpu" or recipe.start.train or seconds < _LONG:
         return []
     return [
-        f"About {seconds / 3600:.1f} hours are left at this speed; a GPU would take minutes. So "
-        "does a CPU, for a few thousand images, if only the last layer is trained: "
+        f"About {seconds / 3600:.1f} hours are left at this speed. If only the last layer is "
+        "trained, a few thousand images take minutes on a CPU: "
         f"sfumato train last-layer --data {shlex.quote(recipe.data.name)}"
     ]
 

@@ -111,10 +111,10 @@ def tune(
             f"'{recipe.data.name}' is drawn by the program, and no images are held out to compare "
             "settings on: tune the private training that starts from it."
         )
-    for key in _WHICH_IMAGES & choices.keys():
+    if moving := sorted(_WHICH_IMAGES & choices.keys()):
         raise UserError(
-            f"{key} cannot be tried: runs are compared on the same held-out training images, and "
-            "never on test images."
+            f"{' and '.join(moving)} cannot be tried: runs are compared on the same held-out "
+            "training images, and never on test images."
         )
     held = recipe.data.validation or VALIDATION
     base = recipe.replace({"data.validation": held, "data.test": False})
