@@ -79,6 +79,9 @@ class Start:
     reset: list[str] | None = _setting(  # noqa: RUF009
         None, "name patterns drawn anew; the head for transfer, none for meanvar if unset"
     )
+    zero: list[str] = _setting(  # noqa: RUF009
+        [], "name patterns that begin at zero, such as head, instead of drawn or taken over"
+    )
     train: list[str] = _setting(  # noqa: RUF009
         [], "name patterns of what is trained, all else being frozen; everything if empty"
     )

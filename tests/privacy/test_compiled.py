@@ -133,6 +133,26 @@ def test_the_engine_takes_the_compiled_pass_when_asked() -> None:
     torch.testing.assert_close(ours.squared_norms(), wanted, rtol=1e-3, atol=1e-9)
 
 
+def test_a_fault_behind_a_head_of_zeros_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = models.create("tanh-cnn", classes=3, channels=1, size=8, filters=2)
+    model.head.weight.data.zero_()
+    x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
+    right = PerExample(model, precision=torch.float32)
+    assert isinstance(right(x, y), compiled.Fused), right.passed_over
+    assert not bool(model.head.weight.any())
+    honest = compiled.Fused.weighted_sum
+
+    def wrong(self: compiled.Fused, weights: torch.Tensor) -> list[torch.Tensor]:
+        first, *rest = honest(self, weights)
+        return [2 * first, *rest]
+
+    monkeypatch.setattr(compiled.Fused, "weighted_sum", wrong)
+    engine = PerExample(model, precision=torch.float32)
+    assert not isinstance(engine(x, y), compiled.Fused)
+    assert "differs" in engine.passed_over["compiled"]
+
+
 def test_one_process_may_train_more_models_than_the_compiler_likes() -> None:
     for filters in range(1, 12):
         model = nn.Sequential(nn.Conv2d(2, filters, 3), nn.Flatten(), nn.Linear(filters * 4, 3))

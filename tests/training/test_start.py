@@ -112,6 +112,24 @@ def test_the_head_is_drawn_by_the_run_and_the_rest_taken_over(place: Path) -> No
     assert all(torch.equal(whole[name], donor[name]) for name in donor)
 
 
+def test_what_begins_at_zero(place: Path, tmp_path: Path) -> None:
+    zero = {"start.train": [], "start.zero": ["head"]}
+    model = dict(built(head_only(place, **zero)).named_parameters())
+    donor = weights(place / "public")
+    for name, parameter in model.items():
+        wanted = torch.zeros_like(parameter) if name.startswith("head") else donor[name]
+        assert torch.equal(parameter, wanted), name
+    scratch = dict(built(head_only(place, **zero).replace({"start.source": ""})).named_parameters())
+    assert not scratch["head.weight"].any()
+    train(head_only(place, **zero), out=tmp_path / "r", device="cpu")
+    assert all(p.any() for p in weights(tmp_path / "r").values())
+    words = (tmp_path / "r" / files.LEDGER).read_text()
+    assert "begun at zero: head.weight, head.bias" in words
+    assert "drawn anew" not in words
+    with pytest.raises(UserError, match=r"start\.train freezes it"):
+        built(head_only(place, **{"start.zero": ["conv*"]}))
+
+
 def test_only_the_head_takes_per_example_work(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -272,7 +272,19 @@ def _fill_zeros(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(PROBE_SEED)
     for p in model.parameters():
         if p.requires_grad and p.is_floating_point() and not bool(p.any()):
-            p.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+            p.data.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+
+
+@contextmanager
+def without_zeros(model: nn.Module) -> Iterator[None]:
+    """Other values, for a while, in parameters that begin at zero and hide what is behind them."""
+    zeros = [p for p in model.parameters() if p.requires_grad and not bool(p.any())]
+    _fill_zeros(model)
+    try:
+        yield
+    finally:
+        for p in zeros:
+            p.data.zero_()  # `data`, so that it does not count as the model's own writing
 
 
 def copied(model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Which parameters a run takes from another model, which it draws anew, and which it trains.
+"""Which parameters a run takes over, which it draws anew or sets to zero, and which it trains.
 
 Patterns name layers or parameters as `torch.nn.Module.named_parameters` does: `head` is a layer
 with all that is in it, `*.bias` every bias.
@@ -59,6 +59,32 @@ def freeze(model: nn.Module, settings: Start) -> None:
     for name, parameter in parameters.items():
         if name not in trained:
             parameter.requires_grad_(False)
+
+
+def zero(model: nn.Module, settings: Start) -> None:
+    """Set what `start.zero` means to zero, after `freeze`.
+
+    A head of zeros sends no gradient back in the first step: it learns to read the layers below
+    before it changes them.
+
+    Raises:
+        UserError: If that is frozen, so that it would stay at zero.
+    """
+    parameters = dict(model.named_parameters())
+    for name in _zeros(model, settings):
+        if not parameters[name].requires_grad:
+            raise UserError(
+                f"start.zero sets '{name}' to zero, but start.train freezes it there: name it in "
+                "start.train too, or leave it out of start.zero."
+            )
+        with torch.no_grad():
+            parameters[name].zero_()
+
+
+def _zeros(model: nn.Module, settings: Start) -> list[str]:
+    names = [name for name, _ in model.named_parameters()]
+    meant = chosen(settings.zero, names, setting="start.zero")
+    return [name for name in names if name in meant]
 
 
 def fill(
@@ -142,12 +168,16 @@ def _but_for_classes(shape: tuple[int, ...], classes: int) -> tuple[int | None, 
 def describe(model: nn.Module, donor: Donor, settings: Start, *, classes: int) -> str:
     """What was taken over and what was not, in a sentence."""
     taken, fresh = matching(model, donor, settings, classes=classes)
+    every = len(taken) + len(fresh)
+    zeros = _zeros(model, settings)
+    taken, fresh = ([n for n in names if n not in zeros] for names in (taken, fresh))
     what = f"'{donor.source}' ({donor.description.model})"
     but = f"; drawn anew: {_listed(fresh)}" if fresh else ""
+    but += f"; begun at zero: {_listed(zeros)}" if zeros else ""
     if settings.how == "transfer":
-        return f"{len(taken)} of {len(taken) + len(fresh)} parameters were taken from {what}{but}."
+        return f"{len(taken)} of {every} parameters were taken from {what}{but}."
     return (
-        f"{len(taken)} of {len(taken) + len(fresh)} parameters were drawn from normal "
+        f"{len(taken)} of {every} parameters were drawn from normal "
         f"distributions with the mean and variance that each has in {what}{but}."
     )
 

@@ -287,6 +287,7 @@ def build_model(
         classes = len(dataset.classes)
         fill.fill(model, donor, recipe.start, classes=classes, randomness=randomness)
     fill.freeze(model, recipe.start)
+    fill.zero(model, recipe.start)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"Model '{recipe.model.name}' has no parameter to train.")
     probe = torch.zeros(2, dataset.channels, *dataset.size)
