@@ -155,6 +155,18 @@ def test_the_best_setting_may_start_from_another_run(tmp_path: Path) -> None:
     assert [e.row for e in outcome.done] == ["tiny/better", "tiny/after"], outcome.failed
 
 
+def test_all_seeds_of_a_row_may_share_one_start(tmp_path: Path) -> None:
+    source, kept = row("source", changes={"privacy.epsilon": 1.0}), {"start.same_data": True}
+    after = row("after", needs=source, one_start=True, changes=kept)
+    assert after.fingerprint("published") != dataclasses.replace(
+        after, one_start=False
+    ).fingerprint("published")
+    made = tiny(tmp_path)
+    outcome = made.run([Job(after, "published", 1), Job(after, "published", 2)], after=ignore)
+    made_runs = [(e.row, e.seed) for e in outcome.done]
+    assert made_runs == [("tiny/source", 0), ("tiny/after", 1), ("tiny/after", 2)], outcome.failed
+
+
 def test_a_row_may_start_from_images_that_the_program_draws(tmp_path: Path) -> None:
     few = {
         "data.size": 8, "data.channels": 1, "model.name": "tanh-cnn", "training.batch": 6,

@@ -42,6 +42,7 @@ class Row:
         best: Settings that `best` changes on top.
         needs: The row whose run this one starts from.
         best_needs: The one that `best` starts from, where it is another.
+        one_start: Whether every seed starts from that row's seed 0, instead of its own.
         alias: Another name for the row.
         measures: What else to measure of the finished model (`sfumato.reproduce.measures`).
     """
@@ -56,6 +57,7 @@ class Row:
     best: Mapping[str, Any] = field(default_factory=lambda: PLD)
     needs: Row | None = None
     best_needs: Row | None = None
+    one_start: bool = False
     alias: str = ""
     measures: tuple[str, ...] = ()
 
@@ -116,6 +118,7 @@ class Row:
         }
         if start := self.start_of(setting):
             kept |= {"needs": start.fingerprint("published"), **self.start_changes()}
+            kept |= {"one_start": True} if self.one_start else {}
         if weights := starts.find(recipe.start.source, recipe.model.name):
             kept["start.source"] = starts.digest(weights)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]

@@ -212,7 +212,8 @@ class Runner:
         self.say(f"{place}{job}")
         source = None
         if start := job.row.start_of(job.setting):
-            source = self._complete(Job(start, "published", job.seed), outcome, after)
+            seed = 0 if job.row.one_start else job.seed
+            source = self._complete(Job(start, "published", seed), outcome, after)
         recipe = self.recipe(job, source)
         if not files.finished(folder):
             if self.clock.over:

@@ -1,0 +1,1 @@
+"""The papers, one module each: what they published, row by row, and how `best` differs from it."""
