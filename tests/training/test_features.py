@@ -86,6 +86,37 @@ def test_a_run_is_the_same_as_over_images(
         torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-6)
 
 
+def test_a_run_on_fixed_wavelets_is_the_same_as_over_images(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wavelets = {"model.name": "scatternet", "model.options": {"angles": 4}, "training.seed": 3}
+    chosen, seen, rows = recipe(place, "scans", wavelets), [], Features._rows
+
+    def watch(self: Features, images: ImageStore) -> tuple[Tensor, Tensor]:
+        seen.append(len(images))
+        return rows(self, images)
+
+    monkeypatch.setattr(Features, "_rows", watch)
+    train(chosen, out=tmp_path / "once", device="cpu")
+    assert seen == [480]
+    monkeypatch.setattr(loop, "frozen_features", lambda *_: None)
+    train(chosen, out=tmp_path / "always", device="cpu")
+    ours = dict(load(tmp_path / "once").network.named_parameters())
+    wanted = dict(load(tmp_path / "always").network.named_parameters())
+    assert ours.keys() == {"head.weight", "head.bias"}
+    for key, value in wanted.items():
+        torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("before", [(), (nn.Flatten(),)])
+def test_images_are_not_kept_twice(before: tuple[nn.Module, ...]) -> None:
+    last = nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.Tanh(), nn.Linear(4, 3))
+    model = nn.Sequential(*before, last)
+    assert trained_end(model) == str(len(before))
+    assert frozen_features(model, store(), PLAIN) is None
+    assert frozen_features(nn.Sequential(nn.Tanh(), last), store(), PLAIN) is not None
+
+
 def test_held_out_images_pass_the_frozen_layers_once(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """Frozen layers are run once: where only a network's end is trained, on images that do not change.
 
+Layers without parameters, such as fixed wavelets, count as frozen.
+
 What enters that end is the same for an image in every step. It is computed for all images before
 the first one, and steps go over it instead of over the images; so do the looks at held-out images.
 
@@ -72,6 +74,8 @@ class Features:
             return False
         if once.shape[0] != len(x) or once[0].numel() * 4 * len(self._store) > _MOST:
             return False
+        if torch.equal(once.flatten(1), x.flatten(1)):
+            return False  # nothing lies before the end
         with torch.no_grad():
             return distance(output, self.end(once)) == 0
 
@@ -164,8 +168,7 @@ def frozen_features(model: nn.Module, store: ImageStore, views: Views) -> Featur
         views: What a step makes of them.
     """
     path = trained_end(model)
-    frozen = any(not p.requires_grad for p in model.parameters())
-    if not path or not frozen or views != _AS_THEY_ARE or not len(store):
+    if not path or views != _AS_THEY_ARE or not len(store):
         return None
     found = Features(model, path, store)
     return found if found.fits() else None

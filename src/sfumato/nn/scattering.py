@@ -1,0 +1,158 @@
+"""The scattering transform (Bruna and Mallat, 2013): features that are computed, not learned.
+
+An image is filtered by wavelets of several scales and angles, and what is left of each is its
+modulus, smoothed: stable when the image moves or bends a little, and the same for every data set.
+Moduli are filtered once more by the coarser wavelets. Wavelets are those of Oyallon and Mallat
+(2015): Morlet's, with a bandwidth of 0.8 and a frequency of 3 pi / 4 at the finest scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_BANDWIDTH = 0.8
+_FREQUENCY = 3 * math.pi / 4
+
+Plane = Callable[[Tensor, Tensor], Tensor]
+
+
+class Scattering(nn.Module):
+    """Scattering coefficients up to the second order, of every channel by itself.
+
+    Images `(N, C, H, W)` become `(N, C * coefficients, ceil(H / 2^scales), ceil(W / 2^scales))`,
+    the coefficients of a channel next to each other: the smoothed channel, its wavelets by scale
+    and angle, and pairs of wavelets. Borders are mirrored. No parameters; the wavelets depend on
+    the size alone and are not saved with a model.
+
+    Args:
+        size: Height and width of the images, each at least `2 * 2^scales`.
+        scales: Of wavelets, each twice as wide as the one before.
+        angles: Of wavelets, over half a turn.
+    """
+
+    def __init__(self, size: tuple[int, int], *, scales: int = 2, angles: int = 8) -> None:
+        super().__init__()
+        self.size, self.scales, self.angles = size, scales, angles
+        self._step = 2**scales
+        shape = [(positions + 2) * self._step for positions in self._grid]
+        wavelets = torch.stack(
+            [
+                torch.stack(
+                    [_wavelet(shape, j, math.pi * n / angles, angles) for n in range(angles)]
+                )
+                for j in range(scales)
+            ]
+        )
+        smooth = _spectrum(shape, _envelope(_BANDWIDTH * 2 ** (scales - 1), 1.0, 0.0))
+        smooth = smooth / smooth[0, 0]
+        for fine in range(scales):
+            # Filters for what has been thinned out to every 2^fine-th position.
+            self._keep(f"smooth{fine}", _folded(smooth, 2**fine))
+            self._keep(f"wavelets{fine}", _folded(wavelets[fine:], 2**fine))
+
+    @property
+    def coefficients(self) -> int:
+        """Of a channel: one, `angles` for each scale, and their square for each pair of scales."""
+        j, n = self.scales, self.angles
+        return 1 + j * n + j * (j - 1) // 2 * n * n
+
+    @property
+    def _grid(self) -> tuple[int, int]:
+        height, width = self.size
+        return -(-height // self._step), -(-width // self._step)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The coefficients of each image, in single precision at least."""
+        height, width = self._grid
+        if not x.shape[0]:  # which some Fourier transforms refuse
+            return x.new_zeros(0, x.shape[1] * self.coefficients, height, width)
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+            spectrum = torch.fft.fft2(self._mirrored(x)).unsqueeze(2)
+            found = [self._smoothed(spectrum, 0)]
+            second = []
+            for j in range(self.scales):
+                once = self._moduli(spectrum, 0, j)
+                found.append(self._smoothed(once, j))
+                for k in range(j + 1, self.scales):
+                    twice = self._moduli(once.unsqueeze(3), j, k)
+                    second.append(self._smoothed(twice, k).flatten(2, 3))
+            return torch.cat([*found, *second], dim=2).flatten(1, 2)
+
+    def _moduli(self, spectrum: Tensor, fine: int, scale: int) -> Tensor:
+        """What the wavelets of a scale leave of a signal, as the spectrum of its modulus."""
+        kept = _folded(spectrum * self._filter("wavelets", fine)[scale - fine], 2 ** (scale - fine))
+        found: Tensor = torch.fft.fft2(torch.fft.ifft2(kept / 4 ** (scale - fine)).abs())
+        return found
+
+    def _smoothed(self, spectrum: Tensor, fine: int) -> Tensor:
+        """A signal smoothed and thinned out to the coarsest grid, without the mirrored borders."""
+        thin = 2 ** (self.scales - fine)
+        smooth = _folded(spectrum * self._filter("smooth", fine), thin) / thin**2
+        height, width = self._grid
+        found: Tensor = torch.fft.ifft2(smooth).real[..., 1 : 1 + height, 1 : 1 + width]
+        return found
+
+    def _mirrored(self, x: Tensor) -> Tensor:
+        bottom, right = (self._step + -side % self._step for side in self.size)
+        return F.pad(x, (self._step, right, self._step, bottom), mode="reflect")
+
+    def _keep(self, name: str, spectrum: Tensor) -> None:
+        self.register_buffer(name, spectrum.to(torch.float32), persistent=False)
+
+    def _filter(self, name: str, fine: int) -> Tensor:
+        found: Tensor = self.get_buffer(f"{name}{fine}")
+        return found
+
+    def extra_repr(self) -> str:
+        """Shown when the module is printed."""
+        return f"{self.size}, scales={self.scales}, angles={self.angles}"
+
+
+def _wavelet(shape: list[int], scale: int, angle: float, angles: int) -> Tensor:
+    """The spectrum of Morlet's wavelet: a wave under a Gaussian, with mean zero."""
+    sigma, frequency, slant = _BANDWIDTH * 2.0**scale, _FREQUENCY / 2.0**scale, 4 / angles
+    envelope = _envelope(sigma, slant, angle)
+
+    def wave(y: Tensor, x: Tensor) -> Tensor:
+        along = x * math.cos(angle) + y * math.sin(angle)
+        return envelope(y, x) * torch.exp(1j * frequency * along)
+
+    waves, below = _spectrum(shape, wave), _spectrum(shape, envelope)
+    return (waves - waves[0, 0] / below[0, 0] * below) / (2 * math.pi * sigma**2 / slant)
+
+
+def _envelope(sigma: float, slant: float, angle: float) -> Plane:
+    """A Gaussian, `1 / slant` times as wide across the angle as along it."""
+
+    def at(y: Tensor, x: Tensor) -> Tensor:
+        along = x * math.cos(angle) + y * math.sin(angle)
+        across = y * math.cos(angle) - x * math.sin(angle)
+        return torch.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
+
+    return at
+
+
+def _spectrum(shape: list[int], plane: Plane) -> Tensor:
+    """The spectrum of a function of the plane, wrapped around the grid; real by its symmetry."""
+    total = torch.zeros(shape, dtype=torch.complex128)
+    rows, columns = (torch.arange(side, dtype=torch.float64) for side in shape)
+    for down in range(-2, 3):
+        for right in range(-2, 3):
+            y, x = torch.meshgrid(rows + down * shape[0], columns + right * shape[1], indexing="ij")
+            total += plane(y, x)
+    spectrum: Tensor = torch.fft.fft2(total).real
+    return spectrum
+
+
+def _folded(spectrum: Tensor, by: int) -> Tensor:
+    """The sum over what becomes one frequency when only every `by`-th position is kept."""
+    if by == 1:
+        return spectrum
+    *more, height, width = spectrum.shape
+    return spectrum.reshape(*more, by, height // by, by, width // by).sum((-4, -2))
