@@ -449,7 +449,7 @@ def test_models_that_do_not_fit(
     assert not Path("r").exists(), "once it is mended, the same command should work"
 
 
-@pytest.mark.parametrize("name", ["images", "last-layer"])
+@pytest.mark.parametrize("name", ["images", "last-layer", "wavelets"])
 def test_a_recipe_for_ones_own_images_asks_for_them(run: Run, name: str) -> None:
     refused(run(name, "--out", "r"), "images of your own", f"train {name} --data ./scans")
     assert not Path("r").exists()

@@ -1,6 +1,8 @@
-"""Filter gradients that are not written out, against the reference."""
+"""Gradients of filters and matrices that are not written out, against the reference."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 
 from sfumato.kernels.definitions import Geometry
 from sfumato.privacy import Flat
-from sfumato.privacy.deferred import DeferredFilters, pays
+from sfumato.privacy.deferred import DeferredFilters, DeferredMatrix, matrix_pays, pays
 from sfumato.privacy.gradients import PerExample
 from sfumato.privacy.planning import geometry_of
 from sfumato.privacy.reference import one_at_a_time
@@ -25,7 +27,22 @@ def network(*, stride: int = 1, bias: bool = True, kernel: int = 3) -> nn.Module
 def deferred(engine: PerExample, x: Tensor, y: Tensor) -> int:
     engine.prepare(x)
     parts = engine._run("layers", x, y).parts
-    return sum(isinstance(part, DeferredFilters) for part in parts)
+    return sum(isinstance(part, DeferredFilters | DeferredMatrix) for part in parts)
+
+
+def compare(model: nn.Module, x: Tensor, y: Tensor, views: int) -> None:
+    """Norms, gradients and sums against one example at a time; one part must be deferred."""
+    engine = PerExample(model, views=views, check=False)
+    assert deferred(engine, x, y) == 1
+    ours, wanted = engine._run("layers", x, y), one_at_a_time(model, x, y, views=views)
+    a, b = ours.squared_norms(), wanted.squared_norms()
+    assert bool((a >= b * (1 - 1e-12)).all())
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=0)
+    for u, v in zip(ours.tensors, wanted.tensors, strict=True):
+        torch.testing.assert_close(u, v)
+    weights = torch.tensor([[0.3], [1.0], [0.7]]).double()
+    for u, v in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):
+        torch.testing.assert_close(u, v)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -41,17 +58,38 @@ def test_norms_and_sums_are_those_of_the_reference(
     if last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.contiguous(memory_format=torch.channels_last)
-    engine = PerExample(model, views=views, check=False)
-    assert deferred(engine, x, y) == 1
-    ours, wanted = engine._run("layers", x, y), one_at_a_time(model, x, y, views=views)
-    a, b = ours.squared_norms(), wanted.squared_norms()
-    assert bool((a >= b * (1 - 1e-12)).all())
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=0)
-    for u, v in zip(ours.tensors, wanted.tensors, strict=True):
-        torch.testing.assert_close(u, v)
-    weights = torch.tensor([[0.3], [1.0], [0.7]]).double()
-    for u, v in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):
-        torch.testing.assert_close(u, v)
+    compare(model, x, y, views)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_matrix_is_as_good_as_written_out(views: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 60), nn.Tanh(), nn.Linear(60, 80, bias=bias), nn.Tanh(),
+        nn.Linear(80, 5),
+    ).double()  # fmt: skip
+    x, y = torch.randn(3 * views, 3, 2, 2).double(), torch.randint(0, 5, (3,))
+    compare(model, x, y, views)
+    if views > 1:
+        x[1::views] = x[::views]
+        x[2::views] = -x[::views]
+        compare(model, x, y, views)
+
+
+def test_a_matrix_whose_example_is_nan_or_opposite() -> None:
+    x, d = torch.randn(6, 40), torch.randn(6, 120)
+    d[1], x[1] = -d[0], x[0]
+    x[2] = float("nan")
+    part = DeferredMatrix(x, d, 2)
+    first, second, third = part.squared_norms().tolist()
+    assert 0 <= first < 1e-9 and math.isnan(second)
+    assert third == pytest.approx(float(part.tensor()[2].double().square().sum()), rel=1e-6)
+    weights = torch.tensor([1.0, 0.0, 0.5])
+    torch.testing.assert_close(part.weighted_sum(weights), part.tensor()[2] / 2)
+    empty = DeferredMatrix(x[:0], d[:0], 2)
+    assert empty.squared_norms().shape == (0,)
+    assert not empty.weighted_sum(weights[:0]).any()
 
 
 def test_float32_sums_are_right_to_a_hundred_thousandth() -> None:
@@ -104,6 +142,13 @@ def test_what_does_not_fit_is_written_out() -> None:
     assert pays(plain, shape, 1)
     assert not pays(plain, torch.Size((1, 128, 32, 32)), 1)
     assert not pays(plain, shape, 16)
+    assert matrix_pays(nn.Linear(4000, 10), 1) and matrix_pays(nn.Linear(512, 32), 4)
+    assert not matrix_pays(nn.Linear(64, 10), 1) and not matrix_pays(nn.Linear(4000, 10), 16)
+    words = nn.Sequential(nn.Linear(64, 80), nn.Flatten(), nn.Linear(240, 5))
+    assert deferred(PerExample(words, check=False), torch.randn(2, 3, 64), y) == 0, "three places"
+    frozen = nn.Sequential(nn.Flatten(), nn.Linear(48, 96), nn.Linear(96, 5))
+    frozen[1].weight.requires_grad_(False)
+    assert deferred(PerExample(frozen, check=False), x, y) == 0
     assert geometry_of(plain, 2) == Geometry((3, 3), (1, 1), (1, 1), (1, 1), 2)
     assert geometry_of(nn.Conv2d(128, 128, 3, padding=1, groups=2), 1) is None
     assert geometry_of(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), 1) is None

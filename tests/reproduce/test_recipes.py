@@ -14,6 +14,7 @@ from sfumato.reproduce.lookup import every_row
 from sfumato.training import setup
 
 COUNTS = {
+    "scatternet": 10 * (81 * 7 * 7 + 1),
     "resnet9": 2_447_946,
     "scale-resnet9": 2_448_714,
     "wrn-16-4": 2_752_506,

@@ -1,9 +1,10 @@
-"""Book-keeping on the CPU: a convolution's inputs and output gradients instead of its gradients.
+"""Book-keeping on the CPU: a layer's inputs and output gradients instead of its gradients.
 
 Where an output has few positions and filters are large, the norm of an example's filter gradient is
 cheap to get from products of patches (Li et al., 2021), and the weighted sum is one ordinary
 backward pass of the convolution on rescaled output gradients (Bu et al., 2022). The gradients of
-single examples are then never written.
+single examples are then never written. A linear layer on vectors has one position, and its matrix
+is as good as always larger than both vectors together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from sfumato.privacy.state import undisturbed
 
 _SMALLEST = 1 << 16
 """Filters with fewer entries are as well written out."""
+
+_SMALLEST_MATRIX = 1 << 12
+"""The same of matrices, whose gradients are deferred with less ado."""
+
+_ROUNDING = 2.0**-44
+"""What the sum of a matrix of products may be wrong by in float64, relative to its terms."""
 
 
 @dataclass
@@ -74,6 +81,53 @@ class DeferredFilters:
         return total
 
 
+@dataclass
+class DeferredMatrix:
+    """What the per-example gradients of a linear layer's matrix follow from.
+
+    Attributes:
+        x: The inputs `(rows, in)`.
+        d: The gradients of the outputs `(rows, out)`.
+        views: Rows per example.
+    """
+
+    x: Tensor
+    d: Tensor
+    views: int
+
+    def _views(self, t: Tensor) -> Tensor:
+        return t.reshape(-1, self.views, t.shape[1])
+
+    def tensor(self) -> Tensor:
+        """The gradients `(examples, out, in)`."""
+        return torch.bmm(self._views(self.d).transpose(1, 2), self._views(self.x))
+
+    def squared_norms(self) -> Tensor:
+        """Squared norms `(examples,)` from products of inputs and of gradients, in float64."""
+        if self.views == 1:
+            norms: Tensor = torch.linalg.vector_norm(self.x, dim=1, dtype=torch.float64)
+            norms = norms * torch.linalg.vector_norm(self.d, dim=1, dtype=torch.float64)
+            return norms.square()
+        x, d = (self._views(t).double() for t in (self.x, self.d))
+        pairs = torch.bmm(x, x.transpose(1, 2)) * torch.bmm(d, d.transpose(1, 2))
+        # Where views cancel, rounding could make the sum too small.
+        most = pairs.diagonal(dim1=1, dim2=2).sqrt().sum(1).square()
+        return pairs.sum((1, 2)).clamp_min(0) + _ROUNDING * most
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """One product of the inputs and the rescaled gradients.
+
+        Guarantee: Rescaling and sums are in float32 at least, so what an example adds is its
+        gradient times its weight; one of weight zero adds exactly nothing.
+        """
+        rows = weights.repeat_interleave(self.views).unsqueeze(1).to(self.d.dtype)
+        d, x = self.d * rows, self.x
+        dropped = rows == 0
+        if bool(dropped.any()):
+            d, x = (torch.where(dropped, 0.0, t) for t in (d, x))
+        return d.transpose(0, 1) @ x
+
+
 def pays(layer: nn.Conv2d, output: torch.Size, views: int) -> bool:
     """Whether deferring a convolution's gradients is cheaper than writing them.
 
@@ -87,10 +141,20 @@ def pays(layer: nn.Conv2d, output: torch.Size, views: int) -> bool:
     return few and layer.weight.numel() >= _SMALLEST
 
 
+def _one_position(views: int) -> Geometry:
+    return Geometry((1, 1), (1, 1), (0, 0), (1, 1), views)
+
+
+def matrix_pays(layer: nn.Linear, views: int) -> bool:
+    """Whether deferring a linear layer's gradients is cheaper than writing them."""
+    inputs, outputs = layer.in_features, layer.out_features
+    return inputs * outputs >= max(_SMALLEST_MATRIX, 2 * views * (inputs + outputs))
+
+
 def deferrable(
     model: nn.Module, ways: Sequence[tuple[str, nn.Module, str]], x: Tensor, views: int
 ) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
-    """The convolutions whose gradients are to be deferred, and what they return for one row.
+    """The layers whose gradients are to be deferred, and what they return for one row.
 
     Args:
         model: The model.
@@ -98,7 +162,7 @@ def deferrable(
         x: Inputs like those to come.
         views: Rows per example.
     """
-    plain = [m for _, m, way in ways if way == "rule" and kind_of(m) is nn.Conv2d]
+    plain = [m for _, m, way in ways if way == "rule" and kind_of(m) in (nn.Conv2d, nn.Linear)]
     if not plain:
         return {}
     owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
@@ -106,10 +170,13 @@ def deferrable(
         calls = outputs_of(model, x[:1])
     found: dict[nn.Module, tuple[Geometry, torch.Size]] = {}
     for module in plain:
-        assert isinstance(module, nn.Conv2d)
+        assert isinstance(module, nn.Conv2d | nn.Linear)
         shapes = calls.get(module, [])
-        if len(shapes) == 1 and owners[id(module.weight)] == 1 and module.weight.requires_grad:
-            at = geometry_of(module, views)
-            if at is not None and pays(module, shapes[0], views):
-                found[module] = at, shapes[0]
+        if len(shapes) != 1 or owners[id(module.weight)] != 1 or not module.weight.requires_grad:
+            continue
+        if isinstance(module, nn.Linear):
+            if len(shapes[0]) == 2 and matrix_pays(module, views):
+                found[module] = _one_position(views), shapes[0]
+        elif (at := geometry_of(module, views)) and pays(module, shapes[0], views):
+            found[module] = at, shapes[0]
     return found

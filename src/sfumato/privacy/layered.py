@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.kernels.definitions import Geometry
-from sfumato.privacy.deferred import DeferredFilters, deferrable
+from sfumato.privacy.deferred import DeferredFilters, DeferredMatrix, deferrable
 from sfumato.privacy.layers import RULES
 from sfumato.privacy.leaves import Leaves, NotPerLayer, by_rule, by_vmap, deferring
 from sfumato.privacy.losses import Loss, cross_entropy, per_example_losses
@@ -84,7 +84,7 @@ class Layered:
         return self._assigned[names]
 
     def prepare(self, x: Tensor) -> None:
-        """Look once at how the model calls its convolutions, to know whose gradients to defer."""
+        """Look once at how the model calls its layers, to know whose gradients to defer."""
         names = tuple(self.trainable)
         key = tuple(x.shape[1:]), names
         if key not in self._deferring and x.device.type == "cpu" and x.shape[0]:
@@ -93,7 +93,7 @@ class Layered:
     def _deferrable(
         self, x: Tensor, names: tuple[str, ...]
     ) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
-        """Convolutions whose gradients are not written out, on a CPU; see `privacy.deferred`."""
+        """Layers whose gradients are not written out, on a CPU; see `privacy.deferred`."""
         narrow = x.dtype not in (torch.float32, torch.float64)
         if x.device.type != "cpu" or narrow or torch.is_autocast_enabled("cpu"):
             return {}
@@ -156,9 +156,11 @@ class Layered:
         if any(g is not None for g in stray):
             raise NotPerLayer("a parameter is used outside the layer that owns it")
         found: dict[int, Tensor] = {}
-        kept: dict[int, DeferredFilters] = {}
+        kept: dict[int, Deferred] = {}
         for (key, (x, _, at)), d in zip(later.items(), of_later, strict=True):
-            if d is not None:
+            if d is not None and d.dim() == 2:
+                kept[key] = DeferredMatrix(x, d, at.views)
+            elif d is not None:
                 kept[key] = DeferredFilters(x, d, parameters[key].detach(), at)
         for key, grad in zip(direct, ours, strict=True):
             if grad is not None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sfumato.kernels.definitions import Geometry
-from sfumato.privacy.fast_layers import FilterLeaves, filters
+from sfumato.privacy.fast_layers import FilterLeaves, filters, linear
 from sfumato.privacy.keeping import zeros
 from sfumato.privacy.layers import Own
 from sfumato.privacy.paths import Tapped
@@ -44,14 +44,16 @@ class Leaves:
             self.of_parameter[id(tensor)] = self._new(tensor)
         return self.of_parameter[id(tensor)]
 
-    def defer(self, layer: nn.Conv2d, x: Tensor, at: Geometry, output: torch.Size) -> Tensor:
-        """The convolution, with a leaf for the gradients of its output instead of its filters'."""
+    def defer(
+        self, layer: nn.Conv2d | nn.Linear, x: Tensor, at: Geometry, output: torch.Size
+    ) -> Tensor:
+        """The layer, with a leaf for the gradients of its output instead of its weight's."""
         leaf = zeros(x, x.shape[0], *output[1:])
         self.deferred[id(layer.weight)] = x.detach(), leaf, at
-        shift = None if layer.bias is None else layer.bias.detach()
-        return filters(
-            FilterLeaves(layer.weight.detach(), shift, self.of(layer.bias), at, output=leaf), x
-        )
+        weight, shift = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+        if isinstance(layer, nn.Linear):
+            return linear(x, weight, shift, self.of(layer.bias), leaf, at.views)
+        return filters(FilterLeaves(weight, shift, self.of(layer.bias), at, output=leaf), x)
 
     def own(self, module: nn.Module) -> Own:
         """What the module's rule works with in this pass."""
@@ -78,14 +80,14 @@ def by_rule(name: str, module: nn.Module, rule: Any, leaves: Leaves) -> Tapped:
 
 
 def deferring(module: nn.Module, leaves: Leaves, at: Geometry, output: torch.Size) -> Tapped:
-    """Run a convolution whose filter gradients are not written out."""
-    assert isinstance(module, nn.Conv2d)
+    """Run a layer whose weight's gradients are not written out."""
+    assert isinstance(module, nn.Conv2d | nn.Linear)
     layer = module
 
     def forward(input: Tensor) -> Tensor:
-        fits = input.dim() == 4 and input.shape[0] == leaves.examples * leaves.views
+        fits = input.dim() == len(output) and input.shape[0] == leaves.examples * leaves.views
         if not fits or id(layer.weight) in leaves.deferred:
-            raise NotPerLayer("a convolution is called in another way than it was at first")
+            raise NotPerLayer("a layer is called in another way than it was at first")
         return leaves.defer(layer, input, at, output)
 
     return forward

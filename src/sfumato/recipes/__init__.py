@@ -19,7 +19,7 @@ ALIASES = {
 """Other names of packaged recipes: the chain of paper 003 beside the paper's other recipes."""
 
 
-GENERAL = ("images", "last-layer")
+GENERAL = ("images", "last-layer", "wavelets")
 """Recipes for images of one's own."""
 
 

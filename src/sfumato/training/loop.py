@@ -87,7 +87,9 @@ class Loop:
         self.features = frozen_features(self.model, self.store, self.views)
         self._held: tuple[Tensor, Tensor] | None = None
         if self.features is not None:
-            self.reporter.say("Frozen layers run once for each image, not in every step.")
+            self.reporter.say(
+                "Layers that do not change run once for each image, not in every step."
+            )
         self.private = PrivateGradients(
             self.model if self.features is None else self.features.end,
             sampler=self.plan.sampler,
@@ -203,8 +205,11 @@ class Loop:
             else:
                 each = (now - settled) / (self.step - first - 1)
                 left = each * (self.plan.steps - self.step)
-                if self.step == first + _SETTLED:
-                    for remark in trouble.about_pace(self.recipe, left, self.device):
+                if self.step == first + _SETTLED and self.features is None:
+                    channels = self.dataset.channels
+                    for remark in trouble.about_pace(
+                        self.recipe, left, self.device, channels=channels
+                    ):
                         self.reporter.say(remark)
             self._show(left)
 

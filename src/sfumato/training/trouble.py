@@ -75,14 +75,15 @@ def about_start(private: PrivateGradients, seconds: float) -> list[str]:
     return remarks
 
 
-def about_pace(recipe: Recipe, seconds: float, device: torch.device) -> list[str]:
+def about_pace(recipe: Recipe, seconds: float, device: torch.device, *, channels: int) -> list[str]:
     """What to do about a run on a CPU that has hours to go."""
     if device.type != "cpu" or recipe.start.train or seconds < _LONG:
         return []
+    quick = "wavelets" if channels == 1 else "last-layer"
     return [
         f"About {seconds / 3600:.1f} hours are left at this speed. If only the last layer is "
         "trained, a few thousand images take minutes on a CPU: "
-        f"sfumato train last-layer --data {shlex.quote(recipe.data.name)}"
+        f"sfumato train {quick} --data {shlex.quote(recipe.data.name)}"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Our own recipes: Equivariant-ResNet-9 (D4) and WRN-16-4 on CIFAR-10."""
+"""Our own recipes: two networks on CIFAR-10, and fixed wavelets on grey images."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 from sfumato.reproduce.papers.common import row
 from sfumato.reproduce.row import Paper, Row
+
+_PAPERNOT = "the tanh network of Papernot et al. (2019)"
 
 
 def paper() -> Paper:
@@ -39,6 +41,12 @@ def paper() -> Paper:
                 larger = f"leaves-wrn-16-4-cifar10-eps{eps}"
                 start: dict[str, Any] = {"needs": wide, "one_start": True}
                 rows.append(row("sfumato", where, larger, value, note, best={}, **start))
+    for recipe, value, theirs in (
+        ("wavelets-mnist-eps2.93", 98.1, "98.7 at epsilon 2.5"),
+        ("wavelets-fashion-eps2.7", 86.1, "89.7 at epsilon 3"),
+    ):
+        note = f"to beat: {_PAPERNOT}; with wavelets, Tramèr and Boneh (2021) have {theirs}"
+        rows.append(row("sfumato", "Grey images on fixed wavelets", recipe, value, note, best={}))
     return Paper(
         key="sfumato",
         title="Our own recipes",
