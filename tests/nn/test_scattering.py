@@ -134,3 +134,10 @@ def test_a_model_saves_its_last_layer_alone() -> None:
         "head.bias": (3,),
     }
     assert model(torch.zeros(2, 2, 70, 9)).shape == (2, 3)
+
+
+def test_another_size_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match="for images of 12x9 pixels, not of 12x10"):
+        Scattering((12, 9))(torch.zeros(1, 1, 12, 10))
+    with pytest.raises(ValueError, match="at least 8 pixels, not 7x8"):
+        Scattering((7, 8))

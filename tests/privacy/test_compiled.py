@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -139,8 +140,12 @@ def test_a_fault_behind_a_head_of_zeros_is_found(monkeypatch: pytest.MonkeyPatch
     model.head.weight.data.zero_()
     x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
     right = PerExample(model, precision=torch.float32)
-    assert isinstance(right(x, y), compiled.Fused), right.passed_over
+    model.head.bias.data.zero_()
+    first = right(x, y)
+    assert isinstance(first, compiled.Fused), right.passed_over
     assert not bool(model.head.weight.any())
+    torch.testing.assert_close(first.losses, torch.full((3,), math.log(3.0)))
+    assert not bool(first.squared_norms()[:, :-2].any()), "zeros pass nothing back"
     honest = compiled.Fused.weighted_sum
 
     def wrong(self: compiled.Fused, weights: torch.Tensor) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sfumato.kernels.definitions import Geometry
 from sfumato.privacy import Flat
@@ -90,6 +91,108 @@ def test_a_matrix_whose_example_is_nan_or_opposite() -> None:
     empty = DeferredMatrix(x[:0], d[:0], 2)
     assert empty.squared_norms().shape == (0,)
     assert not empty.weighted_sum(weights[:0]).any()
+
+
+class Narrow(nn.Module):
+    """Computes in bfloat16, whatever it is given."""
+
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(48, 90), nn.Linear(90, 60)
+        self.body.requires_grad_(trained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.head(torch.tanh(self.body(x.flatten(1))))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_sums_are_in_float32_where_a_model_computes_in_less(trained: bool) -> None:
+    torch.manual_seed(0)
+    model, rule = Narrow(trained), Flat(0.1)
+    x, y = torch.randn(4, 3, 4, 4), torch.randint(0, 60, (4,))
+    engine = PerExample(model)
+    for n in range(4):
+        found = engine(x[n : n + 1], y[n : n + 1])
+        sums = found.weighted_sum(rule.weights(found.squared_norms()))
+        assert all(s.dtype == torch.float32 for s in sums)
+        assert sum(float(s.double().square().sum()) for s in sums) ** 0.5 <= 0.1
+    assert engine.method == "layers", engine.passed_over
+
+
+@pytest.mark.parametrize("cancel", [1e-2, 1e-4, 1e-6])
+def test_views_that_cancel_stay_within_c(cancel: float) -> None:
+    torch.manual_seed(0)
+    for _ in range(20):
+        x, d = torch.randn(2, 300), torch.randn(2, 20)
+        x[1], d[1] = x[0] + cancel * torch.randn(300), -d[0] + cancel * torch.randn(20)
+        part = DeferredMatrix(x, d, 2)
+        weights = 1e-3 / part.squared_norms().sqrt()
+        assert float(part.weighted_sum(weights).double().norm()) <= 1e-3 * (1 + 1e-6)
+
+
+def test_what_overflows_on_the_way_is_left_out() -> None:
+    x, d = torch.full((2, 64), 1e-41), torch.full((2, 64), 3e38)
+    x[1], d[1] = 1.0, 1.0
+    part = DeferredMatrix(x, d, 1)
+    torch.testing.assert_close(part.weighted_sum(torch.tensor([10.0, 1.0])), torch.ones(64, 64))
+
+
+class Changing(nn.Module):
+    """Changes a layer's input in place, if an image holds a certain number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(48, 70), nn.Linear(70, 60)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x.flatten(1)))
+        out: Tensor = self.second(h)
+        if bool((x == 0.125).any()):
+            h.clamp_(-0.1, 0.1)
+        return out
+
+
+def test_an_input_that_is_changed_in_place_is_noticed() -> None:
+    engine = PerExample(Changing())
+    x, y = torch.randn(2, 3, 4, 4), torch.tensor([1, 2])
+    engine(x, y)
+    assert engine.method == "layers" and engine.deferring
+    x[0, 0, 0, 0] = 0.125
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        engine(x, y)
+
+
+class Again(nn.Module):
+    """A layer whose forward pass is repeated in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(48, 96), nn.Linear(96, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = checkpoint(self.first, x.flatten(1), use_reentrant=False)
+        return self.second(torch.tanh(h))
+
+
+def test_a_layer_that_runs_again_is_written_out() -> None:
+    torch.manual_seed(0)
+    model, x, y = Again(), torch.randn(3, 3, 4, 4), torch.randint(0, 5, (3,))
+    engine = PerExample(model)
+    ours = engine(x, y)
+    assert engine.method == "layers" and not engine.deferring, engine.passed_over
+    torch.testing.assert_close(
+        ours.squared_norms(), one_at_a_time(model, x, y).squared_norms(), rtol=1e-4, atol=0
+    )
+
+
+def test_a_wrong_sum_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = DeferredMatrix.weighted_sum
+    monkeypatch.setattr(DeferredMatrix, "weighted_sum", lambda *a: 2 * honest(*a))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 5))
+    engine = PerExample(model)
+    engine(torch.randn(3, 3, 4, 4), torch.randint(0, 5, (3,)))
+    assert engine.method == "layers" and not engine.deferring
 
 
 def test_float32_sums_are_right_to_a_hundred_thousandth() -> None:

@@ -114,7 +114,11 @@ def test_images_are_not_kept_twice(before: tuple[nn.Module, ...]) -> None:
     model = nn.Sequential(*before, last)
     assert trained_end(model) == str(len(before))
     assert frozen_features(model, store(), PLAIN) is None
-    assert frozen_features(nn.Sequential(nn.Tanh(), last), store(), PLAIN) is not None
+    # Nothing is saved by keeping what a first layer without parameters makes of images...
+    assert frozen_features(nn.Sequential(nn.Tanh(), last), store(), PLAIN) is None
+    # ... unless a last layer is all that is trained.
+    only = nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(72, 3))
+    assert frozen_features(only, store(), PLAIN) is not None
 
 
 def test_held_out_images_pass_the_frozen_layers_once(
@@ -183,7 +187,7 @@ def test_slow_layers_say_how_far_they_are(
     assert found is not None
     found.gather(torch.tensor([0]))
     found.gather(torch.tensor([1]))
-    assert capsys.readouterr().err == "".join(f"frozen layers: {n} of 300\n" for n in (256, 300))
+    assert capsys.readouterr().err == "".join(f"fixed layers: {n} of 300\n" for n in (256, 300))
 
 
 def test_the_end_is_the_innermost_module_with_everything_trained() -> None:
@@ -233,8 +237,22 @@ class Mixing(nn.Module):
         return x - x.mean(0)
 
 
-def test_frozen_layers_that_mix_images_are_refused() -> None:
-    found = frozen_features(only_head(network(Mixing())), store(), PLAIN)
+class Ranking(nn.Module):
+    """Looks at the order of the images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ranks = x.flatten(1).sum(1).argsort().argsort()
+        return x + 0.1 * ranks.view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("kind", [Mixing, Ranking])
+def test_frozen_layers_that_mix_images_are_refused(kind: type[nn.Module], zero: bool) -> None:
+    model = only_head(network(kind()))
+    if zero:
+        for p in model.get_submodule("head").parameters():
+            p.data.zero_()
+    found = frozen_features(model, store(), PLAIN)
     assert found is not None
     with pytest.raises(UserError, match="cannot be trained with differential privacy"):
         found.gather(torch.tensor([0]))

@@ -15,9 +15,9 @@ def test_hours_on_a_cpu_have_a_way_out() -> None:
     chosen = recipes.for_data("my scans")
     (remark,) = about_pace(chosen, 9000.0, CPU, channels=3)
     assert "About 2.5 hours" in remark
-    assert remark.endswith("sfumato train last-layer --data 'my scans'")
+    assert remark.endswith("sfumato train last-layer --data 'my scans' --epsilon 8")
     (remark,) = about_pace(chosen, 9000.0, CPU, channels=1)
-    assert remark.endswith("sfumato train wavelets --data 'my scans'")
+    assert remark.endswith("sfumato train wavelets --data 'my scans' --epsilon 8")
     last = recipes.find("last-layer")
     assert last.start.train == ["head"] and last.start.source == "dead-leaves"
     for quick in (last, recipes.find("wavelets")):

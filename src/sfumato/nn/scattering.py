@@ -42,6 +42,11 @@ class Scattering(nn.Module):
         super().__init__()
         self.size, self.scales, self.angles = size, scales, angles
         self._step = 2**scales
+        if min(size) < 2 * self._step:
+            raise ValueError(
+                f"wavelets of {scales} scales need images of at least {2 * self._step} pixels, not "
+                f"{size[0]}x{size[1]}"
+            )
         shape = [(positions + 2) * self._step for positions in self._grid]
         wavelets = torch.stack(
             [
@@ -73,11 +78,15 @@ class Scattering(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The coefficients of each image, in single precision at least."""
-        height, width = self._grid
+        if tuple(x.shape[2:]) != tuple(self.size):
+            raise ValueError(
+                f"these wavelets are for images of {self.size[0]}x{self.size[1]} pixels, not of "
+                f"{'x'.join(str(side) for side in x.shape[2:])}"
+            )
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         if not x.shape[0]:  # which some Fourier transforms refuse
-            return x.new_zeros(0, x.shape[1] * self.coefficients, height, width)
+            return x.new_zeros(0, x.shape[1] * self.coefficients, *self._grid)
         with torch.autocast(x.device.type, enabled=False):
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
             together = x.shape[0] if x.is_cuda else _TOGETHER
             return torch.cat([self._coefficients(part) for part in torch.split(x, together)])
 

@@ -162,6 +162,10 @@ class Compiled:
             self._copy(next(self.engine.model.parameters()))
             self._fresh = version
 
+    def forget(self) -> None:
+        """Copy the parameters anew before the next pass, whatever their versions say."""
+        self._fresh = ()
+
     def _copied(self, _where: Tensor) -> tuple[Tensor, ...]:
         self.taps.refresh()
         return ()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
 from sfumato.privacy.filters import conv_weight_gradients
+from sfumato.privacy.keeping import at_least_float32
 from sfumato.privacy.paths import kind_of
 from sfumato.privacy.planning import geometry_of, outputs_of
 from sfumato.privacy.state import undisturbed
@@ -28,9 +29,6 @@ _SMALLEST = 1 << 16
 
 _SMALLEST_MATRIX = 1 << 12
 """The same of matrices, whose gradients are deferred with less ado."""
-
-_ROUNDING = 2.0**-44
-"""What the sum of a matrix of products may be wrong by in float64, relative to its terms."""
 
 
 @dataclass
@@ -68,15 +66,16 @@ class DeferredFilters:
         Guarantee: Rescaling and sums are in float32 at least, so what an example adds is its
         gradient times its weight; one of weight zero adds exactly nothing.
         """
-        rows = weights.repeat_interleave(self.at.views).view(-1, 1, 1, 1).to(self.d.dtype)
-        d, x = self.d * rows, self.x
+        d, x = at_least_float32(self.d), at_least_float32(self.x)
+        rows = weights.repeat_interleave(self.at.views).view(-1, 1, 1, 1).to(d.dtype)
+        d = d * rows
         dropped = rows == 0
         if bool(dropped.any()):
             d, x = (torch.where(dropped, 0.0, t) for t in (d, x))
         at = self.at
         total: Tensor = torch.ops.aten.convolution_backward(
-            d, x, self.weight, None, at.stride, at.padding, at.dilation, False, (0, 0), 1,
-            [False, True, False],
+            d, x, self.weight.to(d.dtype), None, at.stride, at.padding, at.dilation, False,
+            (0, 0), 1, [False, True, False],
         )[1]  # fmt: skip
         return total
 
@@ -100,19 +99,21 @@ class DeferredMatrix:
 
     def tensor(self) -> Tensor:
         """The gradients `(examples, out, in)`."""
-        return torch.bmm(self._views(self.d).transpose(1, 2), self._views(self.x))
+        d, x = (self._views(at_least_float32(t)) for t in (self.d, self.x))
+        return torch.bmm(d.transpose(1, 2), x)
 
     def squared_norms(self) -> Tensor:
-        """Squared norms `(examples,)` from products of inputs and of gradients, in float64."""
+        """Squared norms `(examples,)` from products of inputs and of gradients, rounded up."""
         if self.views == 1:
             norms: Tensor = torch.linalg.vector_norm(self.x, dim=1, dtype=torch.float64)
             norms = norms * torch.linalg.vector_norm(self.d, dim=1, dtype=torch.float64)
             return norms.square()
         x, d = (self._views(t).double() for t in (self.x, self.d))
         pairs = torch.bmm(x, x.transpose(1, 2)) * torch.bmm(d, d.transpose(1, 2))
-        # Where views cancel, rounding could make the sum too small.
-        most = pairs.diagonal(dim1=1, dim2=2).sqrt().sum(1).square()
-        return pairs.sum((1, 2)).clamp_min(0) + _ROUNDING * most
+        # Where views cancel, what is added up later in the gradients' own precision may be more.
+        most = pairs.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+        rounding = torch.finfo(torch.promote_types(self.d.dtype, torch.float32)).eps
+        return (pairs.sum((1, 2)).clamp_min(0).sqrt() + self.views * rounding * most).square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """One product of the inputs and the rescaled gradients.
@@ -120,9 +121,11 @@ class DeferredMatrix:
         Guarantee: Rescaling and sums are in float32 at least, so what an example adds is its
         gradient times its weight; one of weight zero adds exactly nothing.
         """
-        rows = weights.repeat_interleave(self.views).unsqueeze(1).to(self.d.dtype)
-        d, x = self.d * rows, self.x
-        dropped = rows == 0
+        d, x = at_least_float32(self.d), at_least_float32(self.x)
+        d = d * weights.repeat_interleave(self.views).unsqueeze(1).to(d.dtype)
+        # Huge gradients on inputs of next to nothing may overflow though their product does not.
+        lost = (weights == 0) | ~torch.isfinite(self._views(d)).all(2).all(1)
+        dropped = lost.repeat_interleave(self.views).unsqueeze(1)
         if bool(dropped.any()):
             d, x = (torch.where(dropped, 0.0, t) for t in (d, x))
         return d.transpose(0, 1) @ x

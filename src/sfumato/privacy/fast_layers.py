@@ -144,13 +144,14 @@ class _Outputs(torch.autograd.Function):
         output: Tensor,
         views: int,
     ) -> Tensor:
-        ctx.save_for_backward(weight)
+        # The input too: whoever keeps it for norms must learn if it is changed in place.
+        ctx.save_for_backward(weight, x)
         ctx.views = views
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
+        weight, _ = ctx.saved_tensors
         dx = d @ weight if ctx.needs_input_grad[0] else None
         db = _over_positions(d, ctx.views) if ctx.needs_input_grad[3] else None
         return dx, None, None, db, d, None

@@ -35,6 +35,7 @@ def compiled_pass(engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype)
                 if is_random(engine.model, draws.x(3)):
                     raise NotCompiled("the model draws random numbers")
             _compare(compiled, engine, draws.x(x.shape[0]), draws.y(y.shape[0]), precision)
+        compiled.forget()  # The zeros are back.
         if x.is_cuda:
             # What stays is allocated from here on, and must not lie among what was only compared.
             torch.cuda.empty_cache()

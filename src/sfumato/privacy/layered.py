@@ -57,6 +57,7 @@ class Layered:
         self.model, self.loss, self.views, self.check = model, loss, views, check
         self.precision = precision
         self._deferring: dict[object, dict[nn.Module, tuple[Geometry, torch.Size]]] = {}
+        self.defers = True
         self.method: str | None = None
         self.passed_over: dict[str, str] = {}
         self._assigned: dict[tuple[str, ...], list[tuple[str, nn.Module, str]]] = {}
@@ -83,6 +84,11 @@ class Layered:
             self._assigned[names] = assign(self.model)
         return self._assigned[names]
 
+    @property
+    def deferring(self) -> bool:
+        """Whether the gradients of some layer are not written out."""
+        return self.defers and any(self._deferring.values())
+
     def prepare(self, x: Tensor) -> None:
         """Look once at how the model calls its layers, to know whose gradients to defer."""
         names = tuple(self.trainable)
@@ -95,7 +101,7 @@ class Layered:
     ) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
         """Layers whose gradients are not written out, on a CPU; see `privacy.deferred`."""
         narrow = x.dtype not in (torch.float32, torch.float64)
-        if x.device.type != "cpu" or narrow or torch.is_autocast_enabled("cpu"):
+        if not self.defers or x.device.type != "cpu" or narrow or torch.is_autocast_enabled("cpu"):
             return {}
         return self._deferring.get((tuple(x.shape[1:]), names), {})
 

@@ -1,6 +1,6 @@
-"""Frozen layers are run once: where only a network's end is trained, on images that do not change.
+"""Fixed layers are run once: where only a network's end is trained, on images that do not change.
 
-Layers without parameters, such as fixed wavelets, count as frozen.
+Fixed are frozen layers, and all before a last linear layer that alone has parameters.
 
 What enters that end is the same for an image in every step. It is computed for all images before
 the first one, and steps go over it instead of over the images; so do the looks at held-out images.
@@ -21,8 +21,9 @@ from sfumato.data.augment import Augment
 from sfumato.data.progress import progress
 from sfumato.data.store import ImageStore
 from sfumato.data.views import Views
+from sfumato.errors import UserError
 from sfumato.privacy.gradients import PerExample
-from sfumato.privacy.probe import choose_method
+from sfumato.privacy.probe import choose_method, found_mixing
 from sfumato.privacy.tracing import distance
 
 _MOST = 4 << 30
@@ -52,7 +53,7 @@ class Features:
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Rows and labels at these positions, which may repeat.
 
-        The first call runs the frozen layers on all images, with the weights that they have then.
+        The first call runs the fixed layers on all images, with the weights that they have then.
         """
         rows, labels = self._kept = self._kept or self._all()
         where = indices.to(rows.device)
@@ -99,12 +100,19 @@ class Features:
         return found if isinstance(found, Tensor) else None, output
 
     def _all(self) -> tuple[Tensor, Tensor]:
-        choose_method(PerExample(self._model), *_images(self._store, 0))
+        engine = PerExample(self._model)
+        choose_method(engine, *_images(self._store, 0))
+        if found_mixing(engine):
+            raise UserError(
+                "This model cannot be trained with differential privacy: what fixed layers make of "
+                "an image depends on the images beside it. Look for statistics, sorts or rolls "
+                "along the batch (`sfumato verify` shows the details)."
+            )
         return self._rows(self._store)
 
     def _rows(self, store: ImageStore) -> tuple[Tensor, Tensor]:
         rows, labels = [], []
-        with progress("frozen layers", len(store)) as advance:
+        with progress("fixed layers", len(store)) as advance:
             for first in range(0, len(store), _ROWS):
                 x, y = _images(store, first)
                 found, _ = self._entering(x)
@@ -168,7 +176,9 @@ def frozen_features(model: nn.Module, store: ImageStore, views: Views) -> Featur
         views: What a step makes of them.
     """
     path = trained_end(model)
-    if not path or views != _AS_THEY_ARE or not len(store):
+    last = isinstance(model.get_submodule(path), nn.Linear)
+    frozen = any(not p.requires_grad for p in model.parameters())
+    if not path or not (frozen or last) or views != _AS_THEY_ARE or not len(store):
         return None
     found = Features(model, path, store)
     return found if found.fits() else None

@@ -87,9 +87,7 @@ class Loop:
         self.features = frozen_features(self.model, self.store, self.views)
         self._held: tuple[Tensor, Tensor] | None = None
         if self.features is not None:
-            self.reporter.say(
-                "Layers that do not change run once for each image, not in every step."
-            )
+            self.reporter.say("Fixed layers run once for each image, not in every step.")
         self.private = PrivateGradients(
             self.model if self.features is None else self.features.end,
             sampler=self.plan.sampler,

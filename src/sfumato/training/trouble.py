@@ -80,10 +80,11 @@ def about_pace(recipe: Recipe, seconds: float, device: torch.device, *, channels
     if device.type != "cpu" or recipe.start.train or seconds < _LONG:
         return []
     quick = "wavelets" if channels == 1 else "last-layer"
+    budget = f" --epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.enabled else ""
     return [
         f"About {seconds / 3600:.1f} hours are left at this speed. If only the last layer is "
         "trained, a few thousand images take minutes on a CPU: "
-        f"sfumato train {quick} --data {shlex.quote(recipe.data.name)}"
+        f"sfumato train {quick} --data {shlex.quote(recipe.data.name)}{budget}"
     ]
 
 
