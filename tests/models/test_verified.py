@@ -11,7 +11,9 @@ from sfumato.privacy.verify import verify
 
 QUICK = ("tanh-cnn", "papernot-1", "papernot-2", "eq-resnet9-c4", "wrn-10-1", "scale-wrn-10-1")
 ALL = [name for name in models.names() if "{" not in name]
-DEEP = ("wrn-40-4", "resnet34", "resnet50", "scale-resnet50")
+DEEP = (
+    "wrn-40-4", "scale-wrn-16-4", "resnet34", "resnet50", "scale-resnet50", "eq-resnet9-d16",
+)  # fmt: skip
 """Those of the same blocks as shallower ones."""
 
 
