@@ -19,7 +19,7 @@ from sfumato.privacy import (
     Randomness,
     one_at_a_time,
 )
-from sfumato.privacy.probe import errors
+from sfumato.privacy.agreement import errors
 from sfumato.privacy.state import Snapshot
 
 N, CLASSES = 7, 4

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 from sfumato.errors import UserError
 from sfumato.privacy import PerExample, one_at_a_time
-from sfumato.privacy.probe import errors
+from sfumato.privacy.agreement import errors
 from sfumato.privacy.state import Snapshot
 
 X = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(0))

@@ -1,7 +1,7 @@
 """A linear classifier on fixed wavelets (Tramèr and Boneh, 2021).
 
-Nothing but the last layer is learned, so little noise is needed and few images do. At small
-epsilon, and with grey images at any usual one, this is hard to beat without other images.
+Nothing but the last layer is learned, and no privacy is spent on features. How it compares with
+other ways for few images: docs/initialisation.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def scatternet(
     """
     waves = Scattering(size, scales=2, angles=angles)
     features = channels * waves.coefficients
-    height, width = (min(-(-side // 4), _GRID) for side in size)
+    height, width = (min(positions, _GRID) for positions in waves.grid)
     parts = OrderedDict[str, nn.Module](
         scattering=waves,
         pool=nn.AdaptiveAvgPool2d((height, width)),

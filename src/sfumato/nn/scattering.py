@@ -47,7 +47,7 @@ class Scattering(nn.Module):
                 f"wavelets of {scales} scales need images of at least {2 * self._step} pixels, not "
                 f"{size[0]}x{size[1]}"
             )
-        shape = [(positions + 2) * self._step for positions in self._grid]
+        shape = [(positions + 2) * self._step for positions in self.grid]
         wavelets = torch.stack(
             [
                 torch.stack(
@@ -72,7 +72,8 @@ class Scattering(nn.Module):
         return 1 + j * n + j * (j - 1) // 2 * n * n
 
     @property
-    def _grid(self) -> tuple[int, int]:
+    def grid(self) -> tuple[int, int]:
+        """Positions that each coefficient is given at."""
         height, width = self.size
         return -(-height // self._step), -(-width // self._step)
 
@@ -85,7 +86,7 @@ class Scattering(nn.Module):
             )
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if not x.shape[0]:  # which some Fourier transforms refuse
-            return x.new_zeros(0, x.shape[1] * self.coefficients, *self._grid)
+            return x.new_zeros(0, x.shape[1] * self.coefficients, *self.grid)
         with torch.autocast(x.device.type, enabled=False):
             together = x.shape[0] if x.is_cuda else _TOGETHER
             return torch.cat([self._coefficients(part) for part in torch.split(x, together)])
@@ -110,7 +111,7 @@ class Scattering(nn.Module):
     def _smoothed(self, spectrum: Tensor, fine: int) -> Tensor:
         """A signal smoothed and thinned out to the coarsest grid, without the mirrored borders."""
         smooth = _folded(spectrum * self._filter("smooth", fine), 2 ** (self.scales - fine))
-        height, width = self._grid
+        height, width = self.grid
         found: Tensor = torch.fft.ifft2(smooth).real[..., 1 : 1 + height, 1 : 1 + width]
         return found
 

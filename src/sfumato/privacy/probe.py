@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.privacy.agreement import bookkeeping_error, errors, picked, tolerance
 from sfumato.privacy.isolation import (
     CUT,
     KINDS,
@@ -48,55 +49,6 @@ _ENOUGH = 32
 
 Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all"]
 """How a model, which may draw random numbers, can be compared with itself."""
-
-
-def tolerance(dtype: torch.dtype, *, confirmed: bool = False) -> float:
-    """Relative error of a gradient that rounding alone may cause.
-
-    In float32 a few activations on the other side of a kink are enough for a per cent. In float64
-    hardly any are, so what agreed there (`confirmed`) is only to be right by and large here.
-    """
-    if dtype == torch.float64:
-        return 1e-7
-    loose = 2e-2 if dtype == torch.float32 else 2e-1
-    return 5 * loose if confirmed else loose
-
-
-def errors(ours: Gradients, reference: Gradients) -> dict[str, float]:
-    """Largest error over examples of each parameter's gradient, relative to that gradient.
-
-    Gradients much smaller than an example's whole gradient are measured against a fraction of the
-    whole, since many that should vanish are pure rounding.
-    """
-    found = {name: 0.0 for name in ours.names}
-    if ours.losses.shape[0] == 0:
-        return found
-    whole = reference.squared_norms().sum(1).sqrt()
-    for name, a, b in zip(ours.names, ours.tensors, reference.tensors, strict=True):
-        assert b is not None
-        fraction = 1e-3 if b.dtype == torch.float64 else 1e-2
-        own = torch.linalg.vector_norm(_rows(b), dim=1)
-        scale = torch.maximum(own, fraction * whole.to(own.dtype)).clamp_min(1e-30)
-        difference = b if a is None else a.to(b.dtype) - b
-        error = torch.linalg.vector_norm(_rows(difference), dim=1) / scale
-        found[name] = float(error.max()) if bool(torch.isfinite(error).all()) else float("inf")
-    return found
-
-
-def _bookkeeping_error(ours: Gradients, reference: Gradients) -> float:
-    """How far norms and a weighted sum are off, which parts that are not written out have apart."""
-    if all(part is None or isinstance(part, Tensor) for part in ours.parts):
-        return 0.0
-    a, b = (g.squared_norms().sum(1).sqrt() for g in (ours, reference))
-    worst = float(((a - b).abs() / b.clamp_min(1e-30)).max())
-    weights = torch.linspace(0.5, 1.0, len(b), dtype=b.dtype, device=b.device).unsqueeze(1)
-    sums = [torch.cat([t.flatten().double() for t in g.weighted_sum(weights)])
-            for g in (ours, reference)]  # fmt: skip
-    return max(worst, float((sums[0] - sums[1]).norm() / sums[1].norm().clamp_min(1e-30)))
-
-
-def _rows(t: Tensor) -> Tensor:
-    return t.reshape(t.shape[0], -1)
 
 
 @dataclass
@@ -282,7 +234,6 @@ def double_of(engine: Layered, draws: Draws) -> Layered | None:
         return None
     try:
         twin = copied(engine.model).double()
-        _fill_zeros(twin)
         x, y = _as(draws.x(engine.views), torch.float64), _as(draws.y(1), torch.float64)
         one_at_a_time(twin, x, y, loss=engine.loss, views=engine.views)
         double = Layered(twin, loss=engine.loss, views=engine.views, check=False)
@@ -292,25 +243,19 @@ def double_of(engine: Layered, draws: Draws) -> Layered | None:
         return None
 
 
-@torch.no_grad()
-def _fill_zeros(model: nn.Module) -> None:
-    """Give parameters that begin at zero, and hide what is behind them, other values."""
-    generator = torch.Generator().manual_seed(PROBE_SEED)
-    for p in model.parameters():
-        if p.requires_grad and p.is_floating_point() and not bool(p.any()):
-            p.data.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
-
-
 @contextmanager
 def without_zeros(model: nn.Module) -> Iterator[None]:
     """Other values, for a while, in parameters that begin at zero and hide what is behind them."""
+    generator = torch.Generator().manual_seed(PROBE_SEED)
     zeros = [p for p in model.parameters() if p.requires_grad and not bool(p.any())]
-    _fill_zeros(model)
+    for p in zeros:
+        # `data`, so that it does not count as the model's own writing.
+        p.data.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
     try:
         yield
     finally:
         for p in zeros:
-            p.data.zero_()  # `data`, so that it does not count as the model's own writing
+            p.data.zero_()
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -400,7 +345,7 @@ def _objection(
                 reference = _alone(engine, x, y, picks, state)
                 worst = max(errors(picked(ours, picks), reference).values(), default=0.0)
                 if small:
-                    worst = max(worst, _bookkeeping_error(ours, reference))
+                    worst = max(worst, bookkeeping_error(ours, reference))
                 if not worst <= allowed:
                     return f"the gradients differ from the reference by {worst:.1e}"
                 if not small:
@@ -470,10 +415,3 @@ def _alone(
         )
     finally:
         state.put_back()
-
-
-def picked(gradients: Gradients, picks: Iterable[int]) -> Gradients:
-    """The gradients of some of the examples."""
-    index = list(picks)
-    tensors = [None if t is None else t[index] for t in gradients.tensors]
-    return Gradients(gradients.names, gradients.shapes, tensors, gradients.losses[index], None)
