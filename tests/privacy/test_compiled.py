@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sfumato import models
 from sfumato.privacy import Flat, GaussianNoise, PoissonSampler, compiled
@@ -146,16 +147,63 @@ def test_a_fault_behind_a_head_of_zeros_is_found(monkeypatch: pytest.MonkeyPatch
     assert not bool(model.head.weight.any())
     torch.testing.assert_close(first.losses, torch.full((3,), math.log(3.0)))
     assert not bool(first.squared_norms()[:, :-2].any()), "zeros pass nothing back"
-    honest = compiled.Fused.weighted_sum
-
-    def wrong(self: compiled.Fused, weights: torch.Tensor) -> list[torch.Tensor]:
-        first, *rest = honest(self, weights)
-        return [2 * first, *rest]
-
-    monkeypatch.setattr(compiled.Fused, "weighted_sum", wrong)
+    monkeypatch.setattr(compiled.Fused, "weighted_sum", _longer(2.0))
     engine = PerExample(model, precision=torch.float32)
     assert not isinstance(engine(x, y), compiled.Fused)
-    assert "differs" in engine.passed_over["compiled"]
+    assert "adds" in engine.passed_over["compiled"]
+
+
+def _longer(factor: float) -> Callable[[compiled.Fused, Tensor], list[Tensor]]:
+    """Sums whose first parameter is too long."""
+    honest = compiled.Fused.weighted_sum
+
+    def wrong(self: compiled.Fused, weights: Tensor) -> list[Tensor]:
+        first, *rest = honest(self, weights)
+        return [factor * first, *rest]
+
+    return wrong
+
+
+def _taken(precision: torch.dtype) -> tuple[bool, str]:
+    """Whether an engine takes the compiled pass as it is now, and if not, why."""
+    torch.manual_seed(0)
+    model = models.create("tanh-cnn", classes=3, channels=1, size=8, filters=2)
+    engine = PerExample(model, precision=precision)
+    found = engine(torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2]))
+    return isinstance(found, compiled.Fused), engine.passed_over.get("compiled", "")
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.9, 0.999, 2.0])
+def test_norms_that_are_not_those_of_the_sums_are_found(
+    monkeypatch: pytest.MonkeyPatch, precision: torch.dtype, factor: float
+) -> None:
+    honest = compiled.Fused.squared_norms
+    monkeypatch.setattr(compiled.Fused, "squared_norms", lambda self: honest(self) * factor**2)
+    taken, reason = _taken(precision)
+    assert not taken and "of norm" in reason
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_gradients_of_the_wrong_example_are_found(
+    monkeypatch: pytest.MonkeyPatch, precision: torch.dtype
+) -> None:
+    norms, sums = compiled.Fused.squared_norms, compiled.Fused.weighted_sum
+    monkeypatch.setattr(compiled.Fused, "squared_norms", lambda self: norms(self).flip(0))
+    monkeypatch.setattr(compiled.Fused, "weighted_sum", lambda self, w: sums(self, w.flip(0)))
+    taken, reason = _taken(precision)
+    assert not taken and "for one example by" in reason
+
+
+def test_what_narrow_numbers_do_to_one_example_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As networks that are sure of an example do: its gradient is off, its norm with it."""
+    norms, sums = compiled.Fused.squared_norms, compiled.Fused.weighted_sum
+    off = torch.tensor([[1.0], [1.0], [1.06]]).double()
+    monkeypatch.setattr(compiled.Fused, "squared_norms", lambda self: norms(self) * off.square())
+    monkeypatch.setattr(compiled.Fused, "weighted_sum", lambda self, w: sums(self, w * off))
+    assert _taken(torch.bfloat16) == (True, "")
+    taken, reason = _taken(torch.float32)
+    assert not taken and "differs" in reason
 
 
 def test_one_process_may_train_more_models_than_the_compiler_likes() -> None:
