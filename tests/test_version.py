@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import sfumato
 from sfumato import version
 
 
@@ -64,3 +65,8 @@ def test_a_checkout_that_is_not_installed_has_a_version(monkeypatch: pytest.Monk
     assert version.of("opacus") == version.UNKNOWN
     monkeypatch.setattr(version, "__file__", "/nowhere/src/sfumato/version.py")
     assert version.of() == version.UNKNOWN
+
+
+def test_the_package_says_its_version() -> None:
+    assert sfumato.__version__ == version.of()
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", sfumato.__version__)

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from sfumato.training.release import Result
     from sfumato.training.run import resume, train
 
+    __version__: str
+
 __all__ = [
     "Classifier",
     "Recipe",
     "Result",
     "UserError",
+    "__version__",
     "data",
     "load",
     "models",
@@ -47,6 +50,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module(f"{__name__}.version").of()
     if name in _HOME:
         return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     if name in ("data", "models", "privacy", "recipes"):
