@@ -73,6 +73,29 @@ def test_a_page_names_what_best_improves(tmp_path: Path, monkeypatch: pytest.Mon
     assert page.count("*best* of") == 1
 
 
+def test_a_page_mentions_what_our_own_row_reaches_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = paper(row("hit", 60.0), row("miss", 71.86))
+    answer = dataclasses.replace(row("answer", 60.0), paper="own", answers=("tiny/miss",))
+    ours = dataclasses.replace(paper(answer), key="own")
+    for module in (lookup, rows, tables, pareto):
+        monkeypatch.setattr(module, "PAPERS", (theirs, ours))
+    docs = tmp_path / "docs"
+    tables.render(tmp_path, docs)
+    assert "In place of" not in (docs / "tiny.md").read_text(encoding="utf-8")
+    ledger.append(tmp_path, entry(every_row()["own/answer"], 0.7754))
+    tables.render(tmp_path, docs, only="own")
+    page = (docs / "tiny.md").read_text(encoding="utf-8")
+    assert "- In place of miss: [answer](own.md) has 77.54 (table 1)." in page
+
+
+def test_what_rows_answer_exists() -> None:
+    known = every_row()
+    named = {id_ for row in known.values() for id_ in row.answers}
+    assert named and all(known[id_].id == id_ for id_ in named)
+
+
 @pytest.mark.usefixtures("tiny_paper")
 def test_a_result_of_an_earlier_recipe_is_not_shown(tmp_path: Path) -> None:
     old = row("hit", 60.0, changes={"optimizer.lr": 0.5})

@@ -43,6 +43,7 @@ class Row:
         needs: The row whose run this one starts from.
         best_needs: The one that `best` starts from, where it is another.
         one_start: Whether every seed starts from that row's seed 0, instead of its own.
+        answers: Rows of papers, by id, whose page mentions what this one reaches instead.
         alias: Another name for the row.
         measures: What else to measure of the finished model (`sfumato.reproduce.measures`).
     """
@@ -58,6 +59,7 @@ class Row:
     needs: Row | None = None
     best_needs: Row | None = None
     one_start: bool = False
+    answers: tuple[str, ...] = ()
     alias: str = ""
     measures: tuple[str, ...] = ()
 

@@ -86,7 +86,8 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
     Args:
         results: Folder of the `.jsonl` files.
         out: Folder of the pages.
-        only: The one paper whose page is written anew, with the index; all if None.
+        only: The one paper whose page is written anew, with the index and the pages that mention
+            its rows; all if None.
     """
     from sfumato.reproduce import figures, pareto
 
@@ -95,9 +96,16 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
     index = out / "README.md"
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
+    answered = {
+        id_.partition("/")[0]
+        for paper in PAPERS
+        for row in paper.rows
+        for id_ in row.answers
+        if paper.key == only
+    }
     for paper in PAPERS:
         page = out / f"{paper.key}.md"
-        if only not in (None, paper.key) and page.exists():
+        if only not in (None, paper.key) and paper.key not in answered and page.exists():
             continue
         pictures = figures.draw(paper.key, entries, out)
         write_whole(page, _page(paper, entries, pictures).encode())
@@ -157,7 +165,7 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
             lines += _lines(row, own)
         lines += _inside(rows, own)
         notes = [f"- {row.name}: {row.note}." for row in rows if row.note]
-        notes += _improvements(rows, own)
+        notes += _improvements(rows, own) + _answers(rows, entries)
         lines += ["", *notes, *([""] if notes else [])]
         for picture in pictures:
             if picture.source == source:
@@ -210,6 +218,22 @@ def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     return [
         f"- *best* of {', '.join(names)}: noise by PLD, and {words}."
         for words, names in found.items()
+    ]
+
+
+def _answers(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
+    """What rows of our own reach in place of these, where they were run."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        for paper in PAPERS:
+            for other in paper.rows:
+                runs = ledger.of_row(entries, other, other.settings[0])
+                if row.id in other.answers and (ours := summary(runs)):
+                    key = other.name, paper.key, f"{ours.median:.2f} ({other.source})"
+                    found.setdefault(key, []).append(row.name)
+    return [
+        f"- In place of {', '.join(names)}: [{other}]({page}.md) has {what}."
+        for (other, page, what), names in found.items()
     ]
 
 
