@@ -267,11 +267,14 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         paper="sfumato", name="curves", source="CIFAR-10 after dead leaves", kind="curves",
         x="ε spent",
-        caption="Equivariant-ResNet-9 with D4 after dead leaves against the privacy spent "
+        caption="Two networks after dead leaves against the privacy spent "
         "(diamonds: averaged weights on the test set at the end).",
         panels=(
-            Panel("CIFAR-10", tuple(
+            Panel("Equivariant-ResNet-9 (D4)", tuple(
                 _one(f"budget ε {e}", f"sfumato/leaves-cifar10-eps{e}") for e in (1, 2, 3, 8)
+            )),
+            Panel("WRN-16-4", tuple(
+                _one(f"budget ε {e}", f"sfumato/leaves-wrn-16-4-cifar10-eps{e}") for e in (3, 8)
             )),
         ),
     ),
