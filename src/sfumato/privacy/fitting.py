@@ -12,9 +12,10 @@ from torch import Tensor
 from sfumato.privacy.compiled import Compiled, Fused, NotCompiled
 from sfumato.privacy.isolation import LOOSE, without
 from sfumato.privacy.precision import any_algorithm
-from sfumato.privacy.probe import Draws, is_random, out_of_memory, without_zeros
+from sfumato.privacy.probe import out_of_memory
 from sfumato.privacy.replay import SETTLED
 from sfumato.privacy.state import undisturbed
+from sfumato.privacy.subject import Draws, is_random, without_zeros
 from sfumato.privacy.summing import Gradients
 from sfumato.privacy.tracing import distance
 

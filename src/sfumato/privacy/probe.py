@@ -6,92 +6,37 @@ the global random states as they were.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy.agreement import bookkeeping_error, errors, picked, tolerance
-from sfumato.privacy.isolation import (
-    CUT,
-    KINDS,
-    LOOSE,
-    how_examples_mix,
-    look,
-    random_rows,
-    random_targets,
-    replacement,
-    shape_complaint,
-    without,
-)
+from sfumato.privacy.draws import CUT, KINDS, replacement
+from sfumato.privacy.isolation import LOOSE, how_examples_mix, look, without
 from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
 from sfumato.privacy.precision import any_algorithm, full_precision
 from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.refuse import refuse_mixing_layers
-from sfumato.privacy.state import PROBE_SEED, Snapshot, Still, seed, undisturbed
+from sfumato.privacy.state import PROBE_SEED, Snapshot, seed, undisturbed
+from sfumato.privacy.subject import (
+    Comparison,
+    Draws,
+    copied,
+    held,
+    how_to_compare,
+    is_random,
+    without_zeros,
+)
 from sfumato.privacy.summing import Gradients
 from sfumato.privacy.tracing import distance
-
-if TYPE_CHECKING:
-    from sfumato.privacy.losses import Loss
-
 
 _MOVES = "changing one example moves the gradients of others"
 
 _ENOUGH = 32
 """Examples for which a pass is checked that serves as another's reference."""
-
-Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all"]
-"""How a model, which may draw random numbers, can be compared with itself."""
-
-
-@dataclass
-class Draws:
-    """Random inputs and targets like a model's real ones."""
-
-    like_x: Tensor
-    like_y: Tensor
-    outputs: Tensor
-    positive: bool
-    own_targets: bool
-
-    @classmethod
-    def for_model(cls, model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Draws:
-        """Find inputs on which the model is finite, and targets that the loss accepts.
-
-        Raises:
-            UserError: The model does not return one row of outputs per example.
-        """
-        outputs = look(model, random_rows(x, 3), None).outputs
-        if complaint := shape_complaint(outputs, 3):
-            raise UserError(f"This model cannot be trained: {complaint}.")
-        positive = False
-        if not bool(torch.isfinite(outputs).all()):
-            other = look(model, random_rows(x, 3, positive=True), None).outputs
-            positive = bool(torch.isfinite(other).all())
-        try:
-            loss(outputs, random_targets(y, outputs, 3))
-            own_targets = False
-        except Exception:
-            own_targets = True
-        return cls(x, y, outputs, positive, own_targets)
-
-    def x(self, rows: int) -> Tensor:
-        """Random inputs."""
-        return random_rows(self.like_x, rows, positive=self.positive)
-
-    def y(self, examples: int) -> Tensor:
-        """Random targets; given ones, repeated, only where the loss takes no random ones."""
-        if self.own_targets:
-            every = torch.arange(examples, device=self.like_y.device)
-            return self.like_y[every % self.like_y.shape[0]]
-        return random_targets(self.like_y, self.outputs, examples)
 
 
 def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
@@ -223,11 +168,6 @@ def _refuse_mixing_loss(engine: Layered, draws: Draws) -> None:
             )
 
 
-def is_random(model: nn.Module, x: Tensor) -> bool:
-    """Whether the model's outputs depend on the random state."""
-    return distance(*(look(model, x, None, at=at).outputs for at in (1, 2))) > 0
-
-
 def double_of(engine: Layered, draws: Draws) -> Layered | None:
     """The engine on a copy of the model in float64, or None where there cannot be one."""
     if all(p.dtype == torch.float64 for p in engine.model.parameters()):
@@ -241,59 +181,6 @@ def double_of(engine: Layered, draws: Draws) -> Layered | None:
         return double
     except Exception:
         return None
-
-
-@contextmanager
-def without_zeros(model: nn.Module) -> Iterator[None]:
-    """Other values, for a while, in parameters that begin at zero and hide what is behind them."""
-    generator = torch.Generator().manual_seed(PROBE_SEED)
-    zeros = [p for p in model.parameters() if p.requires_grad and not bool(p.any())]
-    for p in zeros:
-        # `data`, so that it does not count as the model's own writing.
-        p.data.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
-    try:
-        yield
-    finally:
-        for p in zeros:
-            p.data.zero_()
-
-
-def copied(model: nn.Module) -> nn.Module:
-    """A deep copy of the model, with computed tensors that it holds (old weight norms) detached."""
-    memo: dict[int, object] = {}
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(model, memo)
-
-
-def how_to_compare(model: nn.Module, x: Tensor) -> Comparison:
-    """The mildest way in which the model repeats itself from different random states."""
-    ways: tuple[Comparison, ...] = ("as it is", "held still", "in evaluation mode")
-    for way in ways:
-        with held(model, way):
-            first, second = (look(model, x, None, at=at).outputs for at in (1, 2))
-        if distance(first, second) <= LOOSE.get(x.dtype, 1e-2):
-            return way
-    return "not at all"
-
-
-@contextmanager
-def held(model: nn.Module, comparison: Comparison) -> Iterator[None]:
-    """Hold random numbers still if need be; where that is not enough, run in evaluation mode."""
-    if comparison == "as it is":
-        yield
-        return
-    modes = {module: module.training for module in model.modules()}
-    try:
-        if comparison == "in evaluation mode":
-            model.eval()
-        with Still():  # type: ignore[no-untyped-call]
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _as(t: Tensor, dtype: torch.dtype) -> Tensor:

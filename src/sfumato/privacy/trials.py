@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from sfumato.privacy.agreement import errors, picked, tolerance
 from sfumato.privacy.clipping import MARGIN, Flat
+from sfumato.privacy.draws import replacement
 from sfumato.privacy.gradients import Gradients, Loss, PerExample
-from sfumato.privacy.isolation import LOOSE, replacement, without
+from sfumato.privacy.isolation import LOOSE, without
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.noise import GaussianNoise
-from sfumato.privacy.probe import Comparison, Draws, held, how_to_compare
 from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.sampling import PoissonSampler, physical_batches
 from sfumato.privacy.state import Snapshot, seed
 from sfumato.privacy.statistics import BatchStatistics
+from sfumato.privacy.subject import Comparison, Draws, held, how_to_compare
 from sfumato.privacy.tracing import distance
 
 EXAMPLES = 5

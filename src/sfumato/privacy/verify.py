@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.privacy.draws import KINDS
 from sfumato.privacy.gradients import Loss, Path, cross_entropy
-from sfumato.privacy.isolation import KINDS, Mixing, how_examples_mix, look, shape_complaint
+from sfumato.privacy.isolation import Mixing, how_examples_mix, look, shape_complaint
 from sfumato.privacy.precision import full_precision
-from sfumato.privacy.probe import copied, is_random
 from sfumato.privacy.refuse import mixing_layers
 from sfumato.privacy.state import PROBE_SEED, undisturbed
+from sfumato.privacy.subject import copied, is_random
 from sfumato.privacy.trials import (
     Trial,
     clipped_sum,
