@@ -43,6 +43,7 @@ def test_verify(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ALL)
 def test_verify_in_full(name: str) -> None:
     model, shape = small(name)
