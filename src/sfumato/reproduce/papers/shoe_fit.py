@@ -7,6 +7,11 @@ from typing import Any
 from sfumato.reproduce.papers.common import NOT_PRIVATE, row
 from sfumato.reproduce.row import PLD, Paper
 
+_BARE_RATE = 0.107
+"""Table 5's rate of SGD without privacy, on Fashion-MNIST with batches of 256."""
+
+_AS_TABLE_5 = "with table 5's rate: at that of the private run ReLU diverges without clipping"
+
 
 def paper() -> Paper:
     """The paper with its rows."""
@@ -32,6 +37,7 @@ def paper() -> Paper:
     norms: dict[str, Any] = {"measures": ("activation-norm",)}
     summary = "figures 2 and 3, summary"
     tanh, relu = "tanh-mnist-eps2.93", "relu-mnist-eps2.93"
+    without = NOT_PRIVATE | {"optimizer.lr": _BARE_RATE}
     rows += [
         row(
             "002", summary, tanh, 98.1, "98.0 as the mean of ten runs in figure 2",
@@ -46,12 +52,12 @@ def paper() -> Paper:
         row("002", summary, "relu-b256-fashion-eps2.7", 81.9),
         row("002", summary, "relu-b1024-fashion-eps2.7", None, alias="fashion-relu"),
         row(
-            "002", summary, "tanh-b256-fashion-eps2.7", 89.3,
-            name="tanh-fashion-not-private", changes=NOT_PRIVATE,
+            "002", summary, "tanh-b256-fashion-eps2.7", 89.3, _AS_TABLE_5,
+            name="tanh-fashion-not-private", changes=without,
         ),
         row(
-            "002", summary, "relu-b256-fashion-eps2.7", 89.4,
-            name="relu-fashion-not-private", changes=NOT_PRIVATE,
+            "002", summary, "relu-b256-fashion-eps2.7", 89.4, _AS_TABLE_5,
+            name="relu-fashion-not-private", changes=without,
         ),
     ]  # fmt: skip
     transfer = {
@@ -97,7 +103,7 @@ def paper() -> Paper:
         row("002", "figure 5", "adam-cifar10-eps8", None),
     ]  # fmt: skip
     table5 = (
-        ("tanh", 256, 86.1, 90.3, 0.107, "85.5 as the mean of ten runs in figure 2"),
+        ("tanh", 256, 86.1, 90.3, _BARE_RATE, "85.5 as the mean of ten runs in figure 2"),
         ("tanh", 1024, 85.1, 86.3, 0.368, ""),
         ("adam", 256, 86.0, 90.5, 1.06e-3, ""),
         ("adam", 1024, 85.1, 88.7, 4.32e-3, ""),
