@@ -73,17 +73,16 @@ def _compare(
     for _ in range(SETTLED if x.is_cuda else 1):
         ours = compiled(x, y)
         norms, losses = ours.squared_norms().clone(), ours.losses.clone()
-        ours.weighted_sum(_only(picks, y))
-    _check_lengths(ours, norms, picks, y)
-    some, every = y[picks], range(len(picks))
+        _sum_of(picks, ours)
+    _check_lengths(ours, norms, picks)
     with any_algorithm():
-        reference = engine._run("layers", x[rows], some)
-    found = _apart(ours, picks, y, reference, some)
+        reference = engine._run("layers", x[rows], y[picks])
+    found = _apart(ours, picks, reference)
     allowed = 2e-2, 1e-1
     if precision != torch.float32:
         with any_algorithm(), torch.autocast(x.device.type, precision):
-            narrow = engine._run("layers", x[rows], some)
-        usual = _apart(narrow, every, some, reference, some)
+            narrow = engine._run("layers", x[rows], y[picks])
+        usual = _apart(narrow, range(len(picks)), reference)
         # One example alone may be far off: a network that is sure of it has small differences left.
         allowed = max(5e-2, 2 * usual[0]), max(3e-1, 3 * usual[1])
     if not (found[0] <= allowed[0] and found[1] <= allowed[1]):
@@ -104,43 +103,35 @@ def _compare(
         raise NotCompiled(f"changing one example moves the gradients of others by {moved:.1e}")
 
 
-def _only(picks: Iterable[int], y: Tensor) -> Tensor:
-    """Weights of one for some examples, and of zero for all others."""
-    weights = torch.zeros(y.shape[0], 1, device=y.device, dtype=torch.float64)
+def _sum_of(picks: Iterable[int], found: Gradients | Fused) -> list[Tensor]:
+    """The sum of some examples' gradients, as they are."""
+    weights = torch.zeros(len(found.losses), 1, device=found.losses.device, dtype=torch.float64)
     weights[list(picks)] = 1
-    return weights
+    return found.weighted_sum(weights)
 
 
-def _check_lengths(ours: Fused, squared: Tensor, picks: Iterable[int], y: Tensor) -> None:
+def _check_lengths(ours: Fused, squared: Tensor, picks: Iterable[int]) -> None:
     """Raise `NotCompiled` where an example adds more than its norm says, or far less."""
     lengths = squared.sum(1).sqrt()
     least = 1e-6 * float(lengths.max())
     for i in picks:
-        added, said = _length(ours.weighted_sum(_only([i], y))), float(lengths[i])
+        added, said = _length(_sum_of([i], ours)), float(lengths[i])
         if not (added <= _TOO_MUCH * said + least and said <= _TOO_LITTLE * added + least):
             raise NotCompiled(f"an example of norm {said:.4g} adds {added:.4g} to the sum")
 
 
-def _apart(
-    ours: Gradients | Fused, own: Sequence[int], y: Tensor, wanted: Gradients, of: Tensor
-) -> tuple[float, float]:
-    """How far the sum of some examples is off, and the worst of them alone, relative to `wanted`.
+def _apart(ours: Gradients | Fused, picks: Sequence[int], wanted: Gradients) -> tuple[float, float]:
+    """How far the sum of the picked examples is off, and the worst of them alone.
 
-    Args:
-        ours: Gradients of a batch.
-        own: Those of its examples that `wanted` has.
-        y: The targets of that batch.
-        wanted: What the gradients should be.
-        of: The targets of its examples.
+    `wanted` has these examples and no others; distances are relative to it.
     """
-    rows = list(range(len(own)))
 
     def pair(mine: Sequence[int], theirs: Sequence[int]) -> tuple[float, float]:
-        a, b = ours.weighted_sum(_only(mine, y)), wanted.weighted_sum(_only(theirs, of))
+        a, b = _sum_of(mine, ours), _sum_of(theirs, wanted)
         return _length([s - t for s, t in zip(a, b, strict=True)]), _length(b)
 
-    off, whole = pair(own, rows)
-    alone = [pair([i], [j]) for i, j in zip(own, rows, strict=True)]
+    off, whole = pair(picks, range(len(picks)))
+    alone = [pair([mine], [theirs]) for theirs, mine in enumerate(picks)]
     least = max(1e-30, 1e-2 * max(length for _, length in alone))
     return off / max(whole, 1e-30), max(off / max(length, least) for off, length in alone)
 
