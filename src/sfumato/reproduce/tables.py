@@ -223,18 +223,15 @@ def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
 
 def _answers(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     """What rows of our own reach in place of these, where they were run."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for row in rows:
-        for paper in PAPERS:
-            for other in paper.rows:
-                runs = ledger.of_row(entries, other, other.settings[0])
-                if row.id in other.answers and (ours := summary(runs)):
-                    key = other.name, paper.key, f"{ours.median:.2f} ({other.source})"
-                    found.setdefault(key, []).append(row.name)
-    return [
-        f"- In place of {', '.join(names)}: [{other}]({page}.md) has {what}."
-        for (other, page, what), names in found.items()
-    ]
+    lines = []
+    for other in (row for paper in PAPERS for row in paper.rows if row.answers):
+        names = [row.name for row in rows if row.id in other.answers]
+        if names and (ours := summary(ledger.of_row(entries, other, other.settings[0]))):
+            lines.append(
+                f"- In place of {', '.join(names)}: [{other.name}]({other.paper}.md) has "
+                f"{ours.median:.2f} ({other.source})."
+            )
+    return lines
 
 
 def _whole(recipe: Recipe) -> float:
