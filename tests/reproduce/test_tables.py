@@ -103,7 +103,7 @@ def test_a_result_of_an_earlier_recipe_is_not_shown(tmp_path: Path) -> None:
     tables.render(tmp_path, tmp_path / "docs")
     page = (tmp_path / "docs" / "tiny.md").read_text(encoding="utf-8")
     assert cells(page, "hit")[4] == "not run"
-    assert "Left out: 1 results" in page
+    assert "Left out: 1 result, of" in page
 
 
 @pytest.mark.usefixtures("tiny_paper")

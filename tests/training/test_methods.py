@@ -19,10 +19,11 @@ from sfumato.privacy.clipping import GroupWise
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipe import Recipe, from_dict
 from sfumato.settings import Optimizer
-from sfumato.training import checkpoint, files, schedules, setup
+from sfumato.training import checkpoint, files, schedules, setup, trouble
 from sfumato.training.averaging import Average
 from sfumato.training.classifier import load
-from sfumato.training.loop import Loop
+from sfumato.training.interrupt import StopRequest
+from sfumato.training.loop import Loop, Stopped
 from sfumato.training.metrics import Metrics
 from sfumato.training.reporter import Silent
 from sfumato.training.run import resume, train
@@ -313,6 +314,23 @@ def interrupted(chosen: Recipe, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Failed):
         patch.setattr(Loop, "take_step", failing)
         train(chosen, out=folder, device="cpu")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_compiler_ended_with_the_run_is_not_called_slow(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(Silent, "say", lambda _self, message: said.append(message))
+    monkeypatch.setattr(trouble, "about_start", lambda *_: ["slow"])
+    run, stop = loop(recipe(training__steps=2), tmp_path), StopRequest()
+    if asked:
+        stop.signal = 15
+        with pytest.raises(Stopped):
+            run.run(stop)
+    else:
+        run.run(stop)
+    assert said == ([] if asked else ["slow"])
 
 
 # Adaptive clipping and noise plans

@@ -174,9 +174,8 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
         len(ledger.of_row(own, row, setting)) for row in paper.rows for setting in row.settings
     )
     if stale:
-        lines.append(
-            f"Left out: {stale} results, of recipes that have changed since or of runs made again."
-        )
+        what = "1 result" if stale == 1 else f"{stale} results"
+        lines.append(f"Left out: {what}, of recipes that have changed since or of runs made again.")
     return "\n".join(lines).rstrip() + "\n"
 
 

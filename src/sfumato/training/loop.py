@@ -171,7 +171,7 @@ class Loop:
         recent = BatchStatistics()
         while not self.finished:
             statistics = self.take_step()
-            if self.step == first + 1:
+            if self.step == first + 1 and not stop:  # A signal may have ended the compiler, too.
                 for remark in trouble.about_start(self.private, time.monotonic() - started):
                     self.reporter.say(remark)
             recent += statistics
