@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from sfumato import recipes
+from sfumato.cli import progress as shown
 from sfumato.cli.progress import describe
 from sfumato.training import loop
 from sfumato.training.reporter import Progress, Silent
@@ -17,6 +19,25 @@ def test_what_is_not_known_yet_is_not_said() -> None:
     assert describe(Progress(1, 10, 1.0, None, None, 0.0, None)) == "ε 1.000"
     later = Progress(5, 10, float("inf"), 0.5, 0.25, 1234.0, 75.0)
     assert describe(later) == "loss 0.500 · accuracy 25.0 % · 1,234 views/s · 1:15 left"
+
+
+def test_the_log_of_a_long_run_is_short(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs of two hours, a step a second: lines are dense at first, and never far apart."""
+    clock = [0.0]
+    monkeypatch.setattr(shown.time, "monotonic", lambda: clock[0])
+    with shown.watched() as reporter:
+        for _ in range(2):
+            for step in range(1, 7201):
+                clock[0] += 1.0
+                reporter.show(Progress(step, 7200, 1.0, None, None, 0.0, None))
+            lines = [
+                int(line.split()[1].split("/")[0]) for line in capsys.readouterr().out.splitlines()
+            ]
+            assert lines[:4] == [1, 3, 5, 7] and lines[-1] == 7200
+            assert max(b - a for a, b in pairwise(lines)) <= 60
+            assert len(lines) < 240
 
 
 def test_a_slow_first_step_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,15 +52,22 @@ class _OnTerminal:
 
 
 class _AsLines:
+    """A line every two seconds at first, every minute in a run of hours: a log is read later."""
+
     def __init__(self) -> None:
-        self._last = 0.0
+        self._step = math.inf
+        self._begun = self._last = 0.0
 
     def say(self, message: str) -> None:
         print(message, flush=True)
 
     def show(self, progress: Progress) -> None:
         now = time.monotonic()
-        if now - self._last >= 2 or progress.step == progress.steps:
+        if progress.step <= self._step:  # Of another run.
+            self._begun, self._last = now, -math.inf
+        self._step = progress.step
+        wait = min(max(2.0, (now - self._begun) / 20), 60.0)
+        if now - self._last >= wait or progress.step == progress.steps:
             self._last = now
             print(f"step {progress.step}/{progress.steps}  {describe(progress)}", flush=True)
 
