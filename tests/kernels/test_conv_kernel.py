@@ -55,7 +55,7 @@ def compare(device: str, dtype: torch.dtype, tolerance: float) -> None:
         if views * y.shape[2] * y.shape[3] <= definitions.GHOST_LONGEST:
             for scales in (None, torch.rand(o, device=device)):
                 norms = ghost.ghost_norms(x, d, scales, at)
-                defined = definitions.ghost_norms(x, d, scales, at, rounding=definitions.ROUNDING)
+                defined = definitions.ghost_norms(x, d, scales, at, unit=definitions.UNIT)
                 close(norms, defined, tolerance)
                 assert bool((norms >= exact_norms(wanted, scales)).all())
 
@@ -93,8 +93,8 @@ def test_definition_is_the_gradient_of_each_example() -> None:
         d = torch.randn_like(y)
         grads = definitions.conv_gradients(x, d, at)
         factors = torch.rand(o, dtype=torch.float64)
-        norms = definitions.ghost_norms(x, d, None, at, rounding=1e-6)
-        centred = definitions.ghost_norms(x, d, factors, at, rounding=1e-6)
+        norms = definitions.ghost_norms(x, d, None, at, unit=1e-9)
+        centred = definitions.ghost_norms(x, d, factors, at, unit=1e-9)
         exact = exact_norms(grads, factors)
         torch.testing.assert_close(centred, exact, rtol=1e-3, atol=0)
         assert bool((centred >= exact).all())
@@ -112,3 +112,42 @@ def test_definition_is_the_gradient_of_each_example() -> None:
             assert norms[b] >= wanted.square().sum()
             total += scales[b] * wanted
         torch.testing.assert_close(definitions.weighted_sum(x, d, scales, at), total)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("channels", [64, 512])
+@pytest.mark.parametrize("small", [2.0**-11, 2.0**-12.6, 2.0**-14])
+def test_the_bound_covers_the_worst_order_of_a_float32_sum(
+    channels: int, small: float, centred: bool
+) -> None:
+    """One large entry first: every smaller product is cut off, term by term."""
+    torch.manual_seed(0)
+    sign = torch.tensor([1.0, -1, 1, -1])
+    x = (small * sign).unsqueeze(1).repeat(1, channels)
+    x[:, 0] = 1
+    if centred:
+        x[:, 1::2] *= -1
+        x[:, 1] = -1
+    d = torch.randn(1, 32) * sign.unsqueeze(1)
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        """In float32, one term after the other."""
+        total = torch.zeros(4, 4)
+        for column in rows.unbind(1):
+            total = total + column.unsqueeze(0) * column.unsqueeze(1)
+        return total
+
+    a, b = product(x), product(d)
+    most = float((a * b).diagonal().double().sqrt().sum().square())
+    if centred:
+        sums = sum(x.unbind(1), torch.zeros(4))
+        a = a - sums.unsqueeze(0) * sums.unsqueeze(1) / channels
+    found = max(0.0, float((a * b).sum()))
+    gradient = (d.double().t() @ x.double()).view(1, 32, 1, 1, channels)
+    exact = float(exact_norms(gradient, torch.ones(32) if centred else None))
+    rounding = definitions.ghost_rounding(channels, 32, 4, definitions.UNIT, centred=centred)
+    assert found + rounding * most >= exact
+    at = Geometry((1, 1), (1, 1), (0, 0), (1, 1), 1)
+    xs, ds = x.t().reshape(1, channels, 2, 2), d.t().reshape(1, 32, 2, 2)
+    scales = torch.ones(32) if centred else None
+    assert float(definitions.ghost_norms(xs, ds, scales, at)) >= exact

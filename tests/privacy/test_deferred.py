@@ -255,3 +255,49 @@ def test_what_does_not_fit_is_written_out() -> None:
     assert geometry_of(plain, 2) == Geometry((3, 3), (1, 1), (1, 1), (1, 1), 2)
     assert geometry_of(nn.Conv2d(128, 128, 3, padding=1, groups=2), 1) is None
     assert geometry_of(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), 1) is None
+
+
+def hidden(channels: int, small: float, last: bool) -> tuple[Tensor, Tensor]:
+    """A large channel that cancels over places, and small ones, which are all that is left.
+
+    In float32 the small ones' squares vanish beside the large one's.
+    """
+    torch.manual_seed(0)
+    sign = torch.tensor([1.0, -1, 1, -1]).view(2, 2)
+    x = 1000 * small * sign.expand(1, channels, 2, 2)
+    x = x.clone()
+    x[:, -1 if last else 0] = 1000
+    return x, torch.randn(1, 512, 1, 1) * sign
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("bits", [11.0, 12.4, 12.6, 13.0, 14.0, 20.0])
+@pytest.mark.parametrize("channels", [128, 1024])
+def test_what_is_small_beside_what_cancels_is_measured(
+    channels: int, bits: float, last: bool
+) -> None:
+    x, d = hidden(channels, 2.0**-bits, last)
+    weight = torch.empty(512, channels, 1, 1)
+    part = DeferredFilters(x, d, weight, Geometry((1, 1), (1, 1), (0, 0), (1, 1), 1))
+    exact = DeferredFilters(x.double(), d.double(), weight.double(), part.at).tensor().norm()
+    added = part.weighted_sum(torch.ones(1, dtype=torch.float64)).double().norm()
+    measured = float(part.squared_norms().sqrt())
+    assert max(float(exact), float(added)) <= measured
+    assert measured <= float(exact) + 1e-6 * float(x.norm() * d.norm())
+
+
+def test_a_clipped_example_with_small_entries_beside_large_ones_adds_no_more_than_c() -> None:
+    x, _ = hidden(256, 2.0**-12.6, False)
+    model = nn.Sequential(nn.Conv2d(256, 512, 1, bias=False), nn.Flatten(), nn.Linear(2048, 2))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-3)
+        sign = torch.tensor([1.0, -1, 1, -1])
+        model[2].weight.copy_((torch.randn(2, 512, 1) * sign).reshape(2, -1) * 0.3)
+    engine, y = PerExample(model, check=False), torch.tensor([0])
+    assert deferred(engine, x, y) >= 1
+    found = engine._run("layers", x, y)
+    clip = float(found.squared_norms().sum().sqrt())
+    total = found.weighted_sum(Flat(clip).weights(found.squared_norms()))
+    assert math.sqrt(sum(float(t.double().square().sum()) for t in total)) <= clip
+    alone = one_at_a_time(model.double(), x.double(), y)
+    assert float(alone.squared_norms().sum().sqrt()) <= clip

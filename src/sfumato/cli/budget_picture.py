@@ -20,9 +20,10 @@ def rounded_up(value: float) -> str:
     """Four significant digits, rounded up: a stated epsilon is never below the true one."""
     if value == 0 or math.isinf(value):
         return "∞" if value else "0"
+    from sfumato.privacy.statement import upwards
+
     digits = 3 - math.floor(math.log10(value))
-    rounded = math.ceil(value * 10.0**digits - 1e-9) / 10.0**digits
-    return f"{rounded:.{max(digits, 0)}f}"
+    return upwards(value, places=max(digits, 0))
 
 
 def check_new(path: Path) -> None:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
+from sfumato.privacy.statement import upwards
 from sfumato.training.reporter import Progress, Reporter
 
 console = Console(highlight=False)
@@ -25,7 +26,7 @@ def _duration(seconds: float) -> str:
 
 def describe(p: Progress) -> str:
     """The numbers of a step on one line."""
-    parts = [] if math.isinf(p.epsilon) else [f"ε {p.epsilon:.3f}"]
+    parts = [] if math.isinf(p.epsilon) else [f"ε {upwards(p.epsilon, places=3)}"]
     if p.loss is not None:
         parts.append(f"loss {p.loss:.3f}")
     if p.accuracy is not None:

@@ -152,6 +152,7 @@ def _render(results: Path, docs: Path) -> None:
 
 
 def _say_entry(entry: Entry, say: Callable[[str], None]) -> None:
+    from sfumato.privacy.statement import upwards
     from sfumato.reproduce.lookup import every_row
     from sfumato.reproduce.tables import verdict
 
@@ -159,7 +160,9 @@ def _say_entry(entry: Entry, say: Callable[[str], None]) -> None:
     found = 100 * entry.accuracy
     said = verdict(row.published, found).replace("*", "")
     beside = f" (published {row.published:g}; {said})" if said else ""
-    spent = f", epsilon {entry.epsilon[entry.accountant]:.3f}" if entry.epsilon else ""
+    spent = ""
+    if entry.epsilon:
+        spent = f", epsilon {upwards(entry.epsilon[entry.accountant], places=3)}"
     say(
         f"{entry.row}, {entry.setting}, seed {entry.seed}: test accuracy {found:.2f} %{beside}"
         f"{spent}, {entry.minutes:.1f} minutes"

@@ -226,12 +226,14 @@ def choose(
 
 def _say_result(result: Result) -> None:
     from sfumato.cli.progress import console
+    from sfumato.privacy.statement import upwards
 
     if result.epsilon:
         other = "rdp" if result.accountant == "pld" else "pld"
+        here, there = (upwards(result.epsilon[n], places=3) for n in (result.accountant, other))
         spent = (
-            f"epsilon {result.epsilon[result.accountant]:.3f} at delta {result.delta:g} "
-            f"({result.accountant.upper()}; {result.epsilon[other]:.3f} by {other.upper()})"
+            f"epsilon {here} at delta {result.delta:g} "
+            f"({result.accountant.upper()}; {there} by {other.upper()})"
         )
     elif result.drawn:
         spent = "nothing to protect: every image was drawn by the program"

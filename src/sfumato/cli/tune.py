@@ -59,6 +59,7 @@ def tune(
 
     from sfumato.cli.progress import console, watched
     from sfumato.pictures import trials as picture
+    from sfumato.privacy.statement import upwards
     from sfumato.recipe import parse_setting, setting_text
     from sfumato.report.runs import gather, share_seed, together
     from sfumato.training import tune as tuning
@@ -98,7 +99,7 @@ def tune(
     for name in (*names, "held out", "ε of the run", "seconds", "run"):
         table.add_column(name, justify="left" if name in (*names, "run") else "right")
     for trial in ranked:
-        spent = "–" if trial.epsilon is None else f"{trial.epsilon:.2f}"
+        spent = "–" if trial.epsilon is None else upwards(trial.epsilon, places=2)
         result = "diverged" if trial.note else f"{100 * trial.accuracy:.2f} %"
         values = [str(trial.settings.get(name, "")) for name in names]
         table.add_row(*values, result, spent, f"{trial.seconds:.0f}", trial.folder)
@@ -133,8 +134,9 @@ def tune(
         )
     elif (total := together(runs)) is not None:
         console.print(
-            f"\nTogether these runs spend epsilon {total:.3f} at delta {chosen.privacy.delta:g} "
-            "(PLD) on the images that they were trained on. Those held out are not covered.",
+            f"\nTogether these runs spend epsilon {upwards(total, places=3)} at delta "
+            f"{chosen.privacy.delta:g} (PLD) on the images that they were trained on. Those held "
+            "out are not covered.",
             highlight=False,
             soft_wrap=True,
         )

@@ -238,18 +238,43 @@ def filter_pullback(total: Tensor, centred: Tensor, factors: Tensor) -> tuple[Te
     return own.view(total.shape), (scale * along).squeeze(1)
 
 
-ROUNDING = 2.0**-18
-"""Relative rounding of float32 sums of products, as seen on matrix units, with head-room."""
+UNIT = 2.0**-23
+"""What a float32 sum may lose with each term, of the largest: matrix units cut off, not round."""
+
+UNIT_DOUBLE = 2.0**-52
+"""The same in float64."""
 
 
-ROUNDING_CPU = 2.0**-22
-"""The same for a processor's float32, where 2^-25 was seen."""
+def ghost_rounding(
+    entries: int, filters: int, length: int, unit: float, *, centred: bool = False
+) -> float:
+    """The part of the sum without cancellation that rounding may take from a ghost norm.
+
+    A product of two vectors is off by their number of entries, in units, times their lengths, in
+    whatever order it is summed: small entries can vanish beside one large. The products of the
+    sums that centring subtracts are off by twice as much. What is then summed over pairs of places
+    goes by rows.
+
+    Args:
+        entries: Numbers of a filter.
+        filters: How many filters.
+        length: Views times positions.
+        unit: Relative loss with each term of a sum, where the sums are taken.
+        centred: Whether filters' means are subtracted.
+    """
+    return ((3 if centred else 1) * entries + filters + 2 * length + 16) * unit
 
 
 def ghost_norms(
-    x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry, *, rounding: float
+    x: Tensor,
+    d: Tensor,
+    scales: Tensor | None,
+    at: Geometry,
+    *,
+    unit: float = UNIT_DOUBLE,
+    later: float = 0.0,
 ) -> Tensor:
-    """Squared norm of each example's gradient without the gradient, `(examples,)`.
+    """Squared norm of each example's gradient without the gradient, `(examples,)` in float64.
 
     With A[t, t'] the product of the input patches at two places and B[t, t'] that of the output
     gradients there, the squared norm is the sum of A * B. Where terms cancel, rounding could make
@@ -261,22 +286,27 @@ def ghost_norms(
         scales: `(out,)`: the norm is that of each filter's gradient without its mean, times its
             scale. None for the gradient as it is.
         at: How the convolution walks.
-        rounding: Relative rounding of the sums where they are taken.
+        unit: The share is that of sums with this rounding; see `ghost_rounding`.
+        later: The relative rounding of the gradient's own sum over places, which is yet to come.
+
+    Guarantee: Never below the squared norm, whatever cancels.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = torch.float64
     a = _patch_products(x.to(wide), d.shape[2:], at)
     q = _places(d.to(wide), at.views)
     if scales is not None:
         q = q * scales.to(wide)
+    entries = x.shape[1] * at.kernel[0] * at.kernel[1]
+    rounding = ghost_rounding(entries, d.shape[1], a.shape[1], unit, centred=scales is not None)
     b = torch.bmm(q, q.transpose(1, 2))
     most = (a * b).diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
     if scales is not None:
         ones = x.new_ones((1, x.shape[1], *at.kernel), dtype=wide)
         sums = F.conv2d(x.to(wide), ones, None, at.stride, at.padding, at.dilation)
         sums = sums.reshape(a.shape[0], -1)
-        entries = x.shape[1] * at.kernel[0] * at.kernel[1]
         a = a - sums.unsqueeze(1) * sums.unsqueeze(2) / entries
-    return (a * b).sum((1, 2)).clamp_min(0) + rounding * most
+    found = (a * b).sum((1, 2)).clamp_min(0) + rounding * most
+    return (found.sqrt() + later * most.sqrt()).square() if later else found
 
 
 def _places(t: Tensor, views: int) -> Tensor:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.kernels.definitions import GHOST_LONGEST, ROUNDING, Geometry
+from sfumato.kernels.definitions import GHOST_LONGEST, UNIT, Geometry, ghost_rounding
 from sfumato.kernels.warming import launch
 
 
@@ -86,9 +86,11 @@ def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Te
     norms = x.new_empty(examples, dtype=torch.float32)
     block = 16 if length <= 16 else 32 if length <= 32 else 64
     across = 32 if max(channels, filters) <= 32 else 64
+    entries = channels * at.kernel[0] * at.kernel[1]
+    rounding = ghost_rounding(entries, filters, length, UNIT, centred=scales is not None)
     launch(
         _ghost, (examples,),
-        x, d, x if scales is None else scales.float().contiguous(), norms, ROUNDING,
+        x, d, x if scales is None else scales.float().contiguous(), norms, rounding,
         scales is not None, height, width, channels, width_out, filters,
         height_out * width_out, at.views, *at.stride, *at.padding, *at.dilation, *at.kernel,
         BT=block, BC=across, num_warps=4, num_stages=3,

@@ -80,8 +80,9 @@ def ghost_norms(
     x: Tensor, d: Tensor, scales: Tensor | None, geometry: list[int], views: int
 ) -> Tensor:
     """Squared norm of each example's filter gradient, `(examples,)`, never rounded down."""
-    at, rounding = Geometry.of(geometry, views), definitions.ROUNDING_CPU
-    return definitions.ghost_norms(x, d, scales, at, rounding=rounding)
+    found = definitions.ghost_norms(x, d, scales, Geometry.of(geometry, views))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (found * (1 + definitions.UNIT)).to(wide)  # Rounding may go down.
 
 
 @ghost_norms.register_fake

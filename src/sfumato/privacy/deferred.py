@@ -56,9 +56,14 @@ class DeferredFilters:
         )  # fmt: skip
 
     def squared_norms(self) -> Tensor:
-        """Squared norms `(examples,)` from products of patches, rounded up."""
-        rounding = definitions.ROUNDING_CPU
-        return definitions.ghost_norms(self.x, self.d, None, self.at, rounding=rounding)
+        """Squared norms `(examples,)` from products of patches, rounded up.
+
+        Guarantee: Never below those of what `weighted_sum` adds, in whose precision places may
+        cancel less well.
+        """
+        length = self.at.views * self.d.shape[2] * self.d.shape[3]
+        later = length * torch.finfo(at_least_float32(self.d).dtype).eps
+        return definitions.ghost_norms(self.x, self.d, None, self.at, later=later)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The backward pass of the convolution on rescaled output gradients.

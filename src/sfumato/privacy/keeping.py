@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sfumato.kernels import definitions
-from sfumato.kernels.definitions import ROUNDING, Geometry, padded
+from sfumato.kernels.definitions import UNIT, Geometry, ghost_rounding, padded
 from sfumato.privacy.planning import Way
 
 Pullback = Callable[[Tensor], tuple[Tensor, ...]]
@@ -206,7 +206,8 @@ class Matrix:
             return [a.square().sum((1, 2)) * b.square().sum((1, 2))]
         product = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(b, b.transpose(1, 2))
         most = product.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
-        return [product.sum((1, 2)).clamp_min(0) + ROUNDING * most]
+        rounding = ghost_rounding(a.shape[2], b.shape[2], self.views, UNIT)
+        return [product.sum((1, 2)).clamp_min(0) + rounding * most]
 
     def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
         """One product of weighted gradients and inputs, both without NaN where weights are zero."""

@@ -45,8 +45,8 @@ of '{data}', if the conditions below were kept.
 |---|---|
 | unit of privacy | one example |
 | neighbouring relation | {_RELATION} |
-| ε by PLD (privacy loss distribution) | {spent["pld"]:.4f} |
-| ε by RDP (Rényi), for comparison | {spent["rdp"]:.4f} |
+| ε by PLD (privacy loss distribution) | {upwards(spent["pld"], places=4)} |
+| ε by RDP (Rényi), for comparison | {upwards(spent["rdp"], places=4)} |
 | δ | {delta:g} |
 | training examples | {sampler.examples} |
 | expected batch | {sampler.batch:g} |

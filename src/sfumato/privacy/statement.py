@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Decimal, localcontext
 
 from sfumato.privacy.accounting import Step
 from sfumato.privacy.composition import Exposure
@@ -113,20 +113,22 @@ def meaning(epsilon: float, delta: str) -> str:
     )
 
 
-def upwards(epsilon: float, digits: int = 4) -> str:
-    """An epsilon to some digits, rounded up: what is stated must hold."""
+def upwards(epsilon: float, digits: int = 4, *, places: int | None = None) -> str:
+    """An epsilon to some digits, or decimal places, rounded up: what is stated must hold."""
+    form = f".{digits}g" if places is None else f".{places}f"
     if not 0 < epsilon < math.inf:
-        return f"{epsilon:.{digits}g}"
+        return f"{epsilon:{form}}"
     exact = Decimal(epsilon)
-    place = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
-    return f"{float(exact.quantize(place, rounding=ROUND_CEILING)):.{digits}g}"
+    last = exact.adjusted() + 1 - digits if places is None else -places
+    with localcontext(prec=400):
+        return f"{float(exact.quantize(Decimal(1).scaleb(last), rounding=ROUND_CEILING)):{form}}"
 
 
 def factor(epsilon: float) -> str:
-    """e^epsilon as people write it."""
+    """e^epsilon as people write it, rounded up."""
     if epsilon >= 50:
         return "more than 10²¹"
-    rounded = float(f"{math.exp(epsilon):.3g}")
+    rounded = float(upwards(math.exp(epsilon), 3))
     return f"{rounded:g}" if rounded < 1000 else f"{rounded:,.0f}".replace(",", "\u202f")
 
 
@@ -210,8 +212,9 @@ def statement(facts: Facts) -> str:
     if f.before:
         counted = (
             f"| steps of the start, counted above | {sum(s.count for s in f.before)}, "
-            f"ε = {f.before_epsilon:.4f} alone |\n"
+            f"ε = {upwards(f.before_epsilon, places=4)} alone |\n"
         )
+    here, there = (upwards(f.epsilon[name], places=4) for name in (f.accountant, other))
     taken = f"{f.steps}"
     if f.taken is not None and f.taken < f.steps:
         taken = f"{f.taken}, counted as all {f.steps} that were planned"
@@ -232,8 +235,8 @@ The weights in `model.safetensors` (and those in every checkpoint) satisfy
 |---|---|
 | unit of privacy | one image |
 | neighbouring relation | {RELATION} |
-| ε by {names[f.accountant]}, which calibrated the run | {f.epsilon[f.accountant]:.4f} |
-| ε by {names[other]}, for comparison | {f.epsilon[other]:.4f} |
+| ε by {names[f.accountant]}, which calibrated the run | {here} |
+| ε by {names[other]}, for comparison | {there} |
 | budget asked for | {f.budget:g} |
 | δ | {f.delta:g} |
 | training images | {f.examples} |

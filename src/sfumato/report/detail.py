@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe, flat
 from sfumato.report import guarantee, results
 from sfumato.report.markup import Child, Safe, details, element, inline, join, markdown, table
@@ -46,7 +47,7 @@ def _meter(run: Run) -> Safe | None:
         return None
     budget = run.recipe.privacy.epsilon
     share = min(1.0, run.spent / budget)
-    words = f"ε {run.spent:.3f} of {budget:g} spent"
+    words = f"ε {upwards(run.spent, places=3)} of {budget:g} spent"
     bar = element(
         "svg",
         {

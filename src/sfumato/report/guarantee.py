@@ -49,7 +49,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     p, rows = run.recipe.privacy, [("unit of privacy", UNIT), ("neighbouring relation", RELATION)]
     for name, words in ACCOUNTANTS.items():
         role = "calibrated the run" if name == p.accountant else "for comparison"
-        value = f"{run.epsilon[name]:.4f}" if name in run.epsilon else "unknown"
+        value = upwards(run.epsilon[name], places=4) if name in run.epsilon else "unknown"
         rows.append((f"ε by {words}", f"{value} ({role})"))
     rows += [("budget asked for", f"ε = {p.epsilon:g}"), ("δ", _delta(run))]
     rate, batch = run.header.get("rate"), run.batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sfumato.privacy.statement import upwards
 from sfumato.report import learning, pareto, svg
 from sfumato.report.markup import Child, Safe, details, element, inline, join, table
 from sfumato.report.measure import Measured, disagreement
@@ -20,7 +21,7 @@ def headline(run: Run, measured: Measured) -> Safe:
     elif spent is None:
         price, under = "?", "ε: unknown"
     else:
-        price = f"{spent:.2f}" if spent >= 0.1 else f"{spent:.2g}"
+        price = upwards(spent, places=2) if spent >= 0.1 else upwards(spent, 2)
         under = f"ε at δ = {power(p.delta)}" + ("" if run.finished else ", so far")
     tiles = [
         _tile(percent(run.accuracy), "test accuracy", "good"),
@@ -118,7 +119,8 @@ def _remarks(runs: Sequence[Run]) -> list[Child]:
         cost = (
             "more than any of the numbers above, and without a bound where two have one seed,"
             if total is None
-            else f"at most ε = {total:.2f} (PLD, δ = {power(private[0].recipe.privacy.delta)})"
+            else f"at most ε = {upwards(total, places=2)} "
+            f"(PLD, δ = {power(private[0].recipe.privacy.delta)})"
         )
         notes.append(
             f"If the {len(private)} private runs on '{group[0].data}' trained on the same images, "
@@ -218,7 +220,7 @@ def front(runs: Sequence[Run], measured: Sequence[Measured]) -> tuple[Safe, dict
         key = f"front-{number}"
         chart, data[key] = pareto.chart(found, key=key, baseline=max(bare, default=None))
         rows = [
-            [p.name, f"{p.epsilon:.4f}", percent(p.accuracy, 2),
+            [p.name, upwards(p.epsilon, places=4), percent(p.accuracy, 2),
              f"dominated by {p.dominated}" if p.dominated else "on the front"]
             for p in found
         ]  # fmt: skip
@@ -250,4 +252,4 @@ def front(runs: Sequence[Run], measured: Sequence[Measured]) -> tuple[Safe, dict
 def _epsilon(run: Run, accountant: str) -> str:
     if not run.private:
         return "∞"
-    return f"{run.epsilon[accountant]:.3f}" if accountant in run.epsilon else "unknown"
+    return upwards(run.epsilon[accountant], places=3) if accountant in run.epsilon else "unknown"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sfumato.data.catalogue import CATALOGUE
 from sfumato.data.subset import PAPER as SUBSETS
 from sfumato.errors import UserError
+from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe
 from sfumato.reproduce import ledger
 from sfumato.reproduce.ledger import Entry
@@ -262,7 +263,7 @@ def _lines(row: Row, entries: Sequence[Entry]) -> list[str]:
             words += f", on {images} images"
         cells = (
             row.name,
-            budget if ours.epsilon is None else f"{ours.epsilon:.2f}",
+            budget if ours.epsilon is None else upwards(ours.epsilon, places=2),
             words,
             printed,
             f"**{ours.median:.2f}**",

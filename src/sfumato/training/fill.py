@@ -14,6 +14,7 @@ from torch import nn
 
 from sfumato.errors import UserError, nearest
 from sfumato.privacy.noise import Randomness
+from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe
 from sfumato.settings import Start
 from sfumato.training.start import Donor, Origin, spent
@@ -200,7 +201,7 @@ def remarks(recipe: Recipe, origin: Origin, model: nn.Module) -> list[str]:
     said = [words for words in (origin.words, frozen(model)) if words]
     if origin.before:
         said.append(
-            f"The start has spent epsilon {spent(recipe, origin):.3f} of "
+            f"The start has spent epsilon {upwards(spent(recipe, origin), places=3)} of "
             f"{recipe.privacy.epsilon:g} on these images; this run's noise keeps both together "
             "within it."
         )
