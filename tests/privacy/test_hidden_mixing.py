@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -351,3 +352,34 @@ def test_padding_counts_for_nothing() -> None:
     for b in physical_batches(torch.tensor([7]), 32):
         engine.accumulate(x[b.indices], y[b.indices], b.weights)
     assert engine.release().examples == 1
+
+
+class Switch(nn.Module):
+    """Experts with room for so many examples, first come, first served (Fedus et al., 2021)."""
+
+    def __init__(self, room: float) -> None:
+        super().__init__()
+        self.router = nn.Linear(32, 4)
+        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.room = room
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, chosen = self.router(x).softmax(1).max(1)
+        room = max(4, math.ceil(self.room * len(x) / 4))
+        for number, expert in enumerate(self.experts):
+            mine = chosen == number
+            kept = mine & (mine.cumsum(0) <= room)
+            x = x + expert(x) * (gate * kept).unsqueeze(1)
+        return x
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("room", [1.25, 2.0])
+def test_who_comes_first_is_found_out(room: float, seed: int) -> None:
+    """An example early in the batch takes the place of a later one, never the other way round."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), Switch(room), nn.Linear(32, 10)
+    )
+    with pytest.raises(UserError, match="moves the outputs of the others"):
+        private(model).accumulate(2 * torch.rand(64, 1, 8, 8), torch.arange(64) % 10)

@@ -25,7 +25,7 @@ def facts(epsilon: float) -> Facts:
         (0.5, "almost as likely: the odds of any conclusion about that image change by at most"),
         (1.0, "e^ε = 2.72, except with a chance of about δ = 1e-05."),
         (3.0, "a chance of at most e^ε/(1 + e^ε) = 95.3 %."),
-        (8.0, "at most e^ε = 2\u202f980 times as likely with any one image in the training set"),
+        (8.0, "at most e^ε = 2\u202f990 times as likely with any one image in the training set"),
         (8.0, "e^ε/(1 + e^ε) = 99.967 %. Both hold except with a chance of about δ = 1e-05."),
         (12.0, "By itself, ε = 12 promises next to nothing about any one image."),
         (12.0, "by a factor of 163\u202f000 (e^ε)"),

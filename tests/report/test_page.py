@@ -85,7 +85,7 @@ def test_a_finished_run_is_told_in_full(tmp_path: Path) -> None:
     for words_ in ("one image", "adding or removing one training image", "Poisson", "Not covered"):
         assert words_ in shown.text
     for value in run.epsilon.values():
-        assert f"{value:.4f}" in shown.text
+        assert upwards(value, places=4) in shown.text
     assert "Random numbers follow from a 256-bit key" in shown.text
     assert "follows from a seed" not in shown.text
     assert {"accuracy-step", "accuracy-epsilon", "loss-step", "clipped-epsilon", "front-0",
@@ -407,3 +407,17 @@ def test_large_epsilon_is_called_large(tmp_path: Path) -> None:
     assert any("is large" in line for line in guarantee.warnings(run))
     said = guarantee.in_words(run)
     assert "promises next to nothing" in said and "almost as likely" not in said
+
+
+def test_steps_that_were_counted_and_not_taken(tmp_path: Path) -> None:
+    """Results decided when to stop: all planned steps are in the ledger."""
+    folder = make(tmp_path / "r", steps=60)
+    *others, last = (folder / "metrics.jsonl").read_text().splitlines()
+    ended = json.dumps(json.loads(last) | {"step": 12})
+    (folder / "metrics.jsonl").write_text("\n".join([*others, ended]) + "\n")
+    (run,) = gather([folder])
+    assert (run.steps, run.counted, run.planned) == (12, 60, 60)
+    assert ("steps", "12, counted as all 60 that were planned") in guarantee.facts(run)
+    assert "12 steps" in Elements(made(tmp_path, folder)).text
+    (half,) = gather([make(tmp_path / "half", steps=60, finished=False)])
+    assert ("steps", "30 of 60") in guarantee.facts(half)

@@ -333,6 +333,16 @@ def test_a_compiler_ended_with_the_run_is_not_called_slow(
     assert said == ([] if asked else ["slow"])
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_checkpoints_tell_no_more_than_metrics(told: bool, tmp_path: Path) -> None:
+    run = loop(recipe(training__train_metrics=told), tmp_path)
+    run.take_step()
+    run.save()
+    state, _ = checkpoint.latest(tmp_path / files.CHECKPOINTS)
+    assert state is not None and ("not_finite" in state.numbers) is told
+    run.restore(state)
+
+
 # Adaptive clipping and noise plans
 
 

@@ -321,6 +321,47 @@ def test_other_private_images_are_stated_and_not_counted(place: Path, tmp_path: 
     assert donor.origin.before == accounting.merge([*own, *history(place / "noisy")])
 
 
+def test_no_name_is_lost_on_the_way(place: Path, tmp_path: Path) -> None:
+    """Noise on 'scans', then twice on 'open', the second time counting all: then 'scans' again."""
+    apart = {"start.source": str(place / "noisy"), "start.same_data": False}
+    train(recipe(place, "open", apart), out=tmp_path / "a", device="cpu")
+    counted = {"start.source": str(tmp_path / "a"), "start.same_data": True}
+    chosen = recipe(place, "open", {**counted, "privacy.epsilon": 8.0})
+    train(chosen, out=tmp_path / "b", device="cpu")
+    words = (tmp_path / "b" / files.STATEMENT).read_text()
+    assert "Some of them were taken on what was then called 'scans'." in words
+    after = {"start.source": str(tmp_path / "b"), "privacy.epsilon": 50.0}
+    with pytest.raises(UserError, match="spent privacy on 'open', 'scans'"):
+        start.open_donor(recipe(place, "scans", after))
+    with pytest.raises(UserError, match="was trained on 'open', 'scans'"):
+        start.open_donor(recipe(place, "scans", {**after, "start.same_data": False}))
+    for name, other in (("scans", "open"), ("open", "scans")):
+        donor = start.open_donor(recipe(place, name, {**after, "start.same_data": True}))
+        assert donor is not None and donor.origin.also == (other,)
+        everything = [*history(place / "noisy"), *history(tmp_path / "a"), *history(tmp_path / "b")]
+        assert set(donor.origin.before) == set(accounting.merge(everything)), "each step once"
+        assert start.Origin.of({"start": donor.origin.to_dict()}) == donor.origin
+
+
+def test_what_a_start_looked_at_without_noise_stays_said(place: Path, tmp_path: Path) -> None:
+    watched = {
+        "data.validation": 0.2, "training.early_stop": 90.0, "privacy.epsilon": 2.0,
+        "optimizer.schedule": "plateau", "training.log_every": 1,
+    }  # fmt: skip
+    train(recipe(place, "scans", watched), out=tmp_path / "a", device="cpu")
+    source = tmp_path / "a"
+    for name in ("b", "c"):
+        counted = {"start.source": str(source), "start.same_data": True, "privacy.epsilon": 30.0}
+        train(recipe(place, "scans", counted), out=tmp_path / name, device="cpu")
+        words = (tmp_path / name / files.STATEMENT).read_text()
+        assert words.count("- Of the start's training: the learning rate, which fell when") == 1
+        assert words.count("- Of the start's training: the moment training ended, which") == 1
+        source = tmp_path / name
+    apart = {"start.source": str(tmp_path / "a"), "start.same_data": False}
+    train(recipe(place, "open", apart), out=tmp_path / "d", device="cpu")
+    assert "Of the start's training" not in (tmp_path / "d" / files.STATEMENT).read_text()
+
+
 def test_a_fixed_noise_ends_earlier_after_a_start(place: Path) -> None:
     fixed = {"privacy.noise_multiplier": 2.0, "privacy.epsilon": 3.0, "training.steps": 50}
     chosen = recipe(place, "scans", fixed)

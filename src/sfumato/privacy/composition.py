@@ -45,6 +45,8 @@ class Exposure:
         delta: As in (epsilon, delta).
         seeded: Whether that noise follows from a stated seed.
         drawn: Whether a program drew the images at random, so that nobody is in them.
+        also: Other names that these images, or some of the steps' images, were known by.
+        looked: What was decided by looking at some of them without noise, in sentences.
     """
 
     data: str
@@ -54,6 +56,13 @@ class Exposure:
     delta: float = 0.0
     seeded: bool = False
     drawn: bool = False
+    also: tuple[str, ...] = ()
+    looked: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return (self.data, *self.also)
 
     @property
     def noisy(self) -> bool:
@@ -75,6 +84,8 @@ class Exposure:
             "delta": self.delta,
             "seeded": self.seeded,
             **({"drawn": True} if self.drawn else {}),
+            **({"also": list(self.also)} if self.also else {}),
+            **({"looked": list(self.looked)} if self.looked else {}),
         }
 
     @classmethod
@@ -88,6 +99,8 @@ class Exposure:
             delta=float(content["delta"]),
             seeded=content["seeded"] is not False,
             drawn=content.get("drawn") is True,
+            also=tuple(map(str, content.get("also", ()))),
+            looked=tuple(map(str, content.get("looked", ()))),
         )
 
 

@@ -45,6 +45,8 @@ class Facts:
         before: Steps that the start took on these images; `epsilon` counts them.
         before_epsilon: What those alone cost, by the accountant that calibrated the run.
         before_seeded: Whether their noise follows from a stated seed.
+        before_names: Other data sets, by name, on which some of them were taken.
+        before_looked: What was decided then by looking at images without noise, a sentence each.
         schedule: The steps by noise multiplier, where it was not the same for all.
         looked: What was decided by looking at images without noise, a sentence each.
         tuned: What the settings were tried out by, in the recipe's words; empty if it has none.
@@ -75,6 +77,8 @@ class Facts:
     before: tuple[Step, ...] = ()
     before_epsilon: float = 0.0
     before_seeded: bool = False
+    before_names: tuple[str, ...] = ()
+    before_looked: tuple[str, ...] = ()
     schedule: tuple[Step, ...] = ()
     looked: tuple[str, ...] = ()
     tuned: str = ""
@@ -167,7 +171,8 @@ def statement(facts: Facts) -> str:
     if f.train_metrics:
         not_covered.append(
             "`metrics.jsonl`, `curves.png` and `tensorboard/`: loss and accuracy in them were "
-            "computed on training batches without noise. Keep them inside, or train with "
+            "computed on training batches without noise; so was the count of examples left out of "
+            "steps, which checkpoints have too. Keep them inside, or train with "
             "`--set training.train_metrics=false`."
         )
     if f.validation:
@@ -178,6 +183,7 @@ def statement(facts: Facts) -> str:
     else:
         not_covered.append("The test images: accuracies measured on them are exact.")
     not_covered += f.looked
+    not_covered += [f"Of the start's training: {w[0].lower()}{w[1:]}" for w in f.before_looked if w]
     if f.start:
         not_covered.append("The choice of the start, if it was made by looking at these images.")
     randomness = (
@@ -286,9 +292,11 @@ def _beginning(f: Facts) -> str:
         return ""
     lines = [f.start]
     if f.before:
+        known = " and ".join(f"'{name}'" for name in f.before_names)
         lines.append(
             "The start was trained with noise on these same images, as the user declared. Its "
             "steps are counted in ε above."
+            + (f" Some of them were taken on what was then called {known}." if known else "")
         )
     for e in f.exposures:
         if e.noisy:

@@ -176,7 +176,7 @@ def _training(run: Run, measured: Measured) -> str:
         ("parameters", "unknown" if measured.parameters is None else f"{measured.parameters:,}"),
         ("optimizer", f"{o.name}, learning rate {o.lr:g}, {o.schedule}"),
         ("expected batch", "unknown" if run.batch is None else f"{run.batch:g}"),
-        ("steps", str(run.steps)),
+        ("steps", guarantee.steps(run)),
         ("views per image", str(t.views + t.self_mix)),
         ("averaged weights", f"{t.average_kind}, {t.average:g}" if t.average else "no"),
         ("precision", t.precision),

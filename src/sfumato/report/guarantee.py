@@ -62,10 +62,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
             )
         )
     rows += [("noise multiplier σ", _sigma(run)), ("clipping", run.clipping)]
-    taken = f"{run.steps}"
-    if run.planned is not None and run.planned != run.steps:
-        taken += f" of {run.planned}"
-    rows.append(("steps", taken))
+    rows.append(("steps", steps(run)))
     if run.origin.before:
         before = sum(step.count for step in run.origin.before)
         rows.append(("steps of the start, counted in ε", str(before)))
@@ -73,6 +70,14 @@ def facts(run: Run) -> list[tuple[str, str]]:
     views = t.views + t.self_mix
     rows.append(("views per image", f"{views}{', averaged before clipping' if views > 1 else ''}"))
     return rows
+
+
+def steps(run: Run) -> str:
+    """Steps taken, of how many, and how they were counted."""
+    if run.finished and run.counted > run.steps:
+        return f"{run.steps}, counted as all {run.counted} that were planned"
+    planned = run.planned is not None and run.planned != run.steps
+    return f"{run.steps}" + (f" of {run.planned}" if planned else "")
 
 
 def not_covered(run: Run) -> list[str]:

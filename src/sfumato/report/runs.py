@@ -96,10 +96,16 @@ class Run:
     @property
     def steps(self) -> int:
         """Steps taken."""
+        if (ended := number(self.final, "step")) is not None:
+            return int(ended)
         if self.history:
-            return sum(step.count for step in self.history)
-        last = self.final or (self.records[-1] if self.records else {})
-        return int(number(last, "step") or 0)
+            return self.counted
+        return int(number(self.records[-1], "step") or 0) if self.records else 0
+
+    @property
+    def counted(self) -> int:
+        """Steps that epsilon counts: more than were taken if results decided when to stop."""
+        return sum(step.count for step in self.history)
 
     @property
     def planned(self) -> int | None:

@@ -144,7 +144,7 @@ class Loop:
         self.private.history = self.plan.history(state.step)
         self.private.clipping = self.private.clipping.restored(state.numbers.get("clipping", {}))
         self.watch.load(state.numbers.get("watch", {}))
-        self.not_finite = int(state.numbers["not_finite"])
+        self.not_finite = int(state.numbers.get("not_finite", 0))
 
     def save(self) -> None:
         """Write a checkpoint, after the ledger is on the disk."""
@@ -154,7 +154,9 @@ class Loop:
         tensors |= {f"model/{n}": t for n, t in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"average/{n}": t for n, t in self.average.tensors.items()}
-        numbers |= {"not_finite": self.not_finite, "physical_batch": self.physical_batch}
+        numbers |= {"physical_batch": self.physical_batch}
+        if self.recipe.training.train_metrics:  # It is exact.
+            numbers |= {"not_finite": self.not_finite}
         numbers |= {"clipping": self.private.clipping.state(), "watch": self.watch.state()}
         state = checkpoint.Checkpoint(self.step, tensors, numbers)
         checkpoint.write(self.folder / CHECKPOINTS, state)

@@ -82,7 +82,10 @@ def release(loop: Loop) -> Result:
     d = loop.dataset
     origin = start.Origin.of(ledger.header)
     seeded = loop.randomness.seeded or origin.seeded
-    own = Exposure(d.name, recipe.data.public, merge(history), spent, p.delta, seeded)
+    own = Exposure(
+        d.name, recipe.data.public, merge(history), spent, p.delta, seeded, also=origin.also,
+        looked=(*schedules.looks(recipe), *origin.looked) if p.enabled else (),
+    )  # fmt: skip
     guarantee["exposures"] = [e.to_dict() for e in (own, *origin.exposures)]
     description = Description(
         recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
@@ -151,6 +154,8 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         before=origin.before,
         before_epsilon=start.spent(recipe, origin),
         before_seeded=origin.seeded,
+        before_names=origin.also,
+        before_looked=origin.looked,
         schedule=plan.history(loop.ledger.steps) if plan.schedule else (),
         looked=schedules.looks(recipe),
         tuned=p.tuned,

@@ -44,6 +44,8 @@ class Origin:
         mean: What its images were normalised with, if the run's are to be too.
         std: The same.
         seeded: Whether the noise of `before` follows from a stated seed.
+        also: Names, other than the run's, of the data sets on which `before` was taken.
+        looked: What was decided then by looking at images without noise, in sentences.
     """
 
     weights: str = ""
@@ -53,6 +55,8 @@ class Origin:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     seeded: bool = False
+    also: tuple[str, ...] = ()
+    looked: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the ledger."""
@@ -64,6 +68,8 @@ class Origin:
             "mean": list(self.mean),
             "std": list(self.std),
             "seeded": self.seeded,
+            **({"also": list(self.also)} if self.also else {}),
+            **({"looked": list(self.looked)} if self.looked else {}),
         }
 
     @classmethod
@@ -80,6 +86,8 @@ class Origin:
             mean=tuple(content["mean"]),
             std=tuple(content["std"]),
             seeded=content["seeded"],
+            also=tuple(content.get("also", ())),
+            looked=tuple(content.get("looked", ())),
         )
 
     def seeded_randomness(self, seed: int) -> Randomness:
@@ -144,13 +152,17 @@ def open_donor(recipe: Recipe, *, unchanged: Origin | None = None) -> Donor | No
     stated = _exposures(description, settings.source)
     exposures, before = _judged(stated, recipe)
     transfer = settings.how == "transfer"
+    counted = [e for e in stated if e.noisy] if before else []
+    names = dict.fromkeys(name for e in counted for name in e.names)
     origin = unchanged or Origin(
         weights=digest,
         exposures=exposures,
         before=before,
         mean=description.mean if transfer else (),
         std=description.std if transfer else (),
-        seeded=bool(before) and any(e.seeded for e in stated if e.noisy),
+        seeded=any(e.seeded for e in counted),
+        also=tuple(name for name in names if not _same_set(name, recipe.data.name)),
+        looked=tuple(dict.fromkeys(words for e in counted for words in e.looked)),
     )
     parameters = {n: p.detach() for n, p in classifier.network.named_parameters()}
     return Donor(settings.source, description, parameters, origin)
@@ -181,8 +193,8 @@ def _judged(
     """What a run may start from: the exposures to state, and the steps to count.
 
     Guarantee: For a private run no exposure is left bare, a data set of this run's name is never
-    taken for another one, and noisy steps are left out of the count only if the user said that they
-    were taken on other images.
+    taken for another one, whichever runs the weights went through, and noisy steps are left out of
+    the count only if the user said that they were taken on other images.
     """
     s = recipe.start
     if s.public:
@@ -215,7 +227,7 @@ def _judged(
             )
     if not noisy:
         return tuple(exposures), ()
-    names = ", ".join(f"'{e.data}'" for e in noisy)
+    names = ", ".join(dict.fromkeys(f"'{name}'" for e in noisy for name in e.names))
     if s.same_data is None:
         raise UserError(
             f"start.source = '{s.source}' spent privacy on {names}. Say whether those are this "
@@ -223,7 +235,7 @@ def _judged(
             "start.same_data = false means that no image is in both."
         )
     if not s.same_data:
-        if any(_same_set(e.data, recipe.data.name) for e in noisy):
+        if any(_same_set(name, recipe.data.name) for e in noisy for name in e.names):
             raise UserError(
                 f"start.same_data = false, but '{s.source}' was trained on {names} and this run "
                 f"trains on '{recipe.data.name}'. Count what it spent with start.same_data = true."
