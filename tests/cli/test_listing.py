@@ -78,3 +78,10 @@ def test_on_a_terminal_a_name_is_whole(monkeypatch: pytest.MonkeyPatch, columns:
     show(table)
     lines = terminal.getvalue().splitlines()
     assert len([line for line in lines if line.startswith(name)]) == 1
+
+
+def test_a_copied_recipe_for_own_images_asks_for_them(sfumato: Run) -> None:
+    assert "--data ./scans" in sfumato("recipes", "copy", "images", "my.toml").out
+    result = sfumato("train", "my.toml")
+    assert result.code == 2 and "is for images of your own" in result.err
+    assert sfumato("recipes", "copy", "digits", "own.toml").out.rstrip().endswith("train own.toml")

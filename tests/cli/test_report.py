@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cli_result import Run, refused
 
+from sfumato.privacy.statement import upwards
 from tiny_run import TINY, make_run, train_run
 
 SMALL = {**TINY, "training.seed": 424242}
@@ -35,7 +36,7 @@ def test_a_report_of_a_real_run(run: Run, finished: Path, tmp_path: Path) -> Non
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Written: page.html" in result.out
     final = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
-    assert f"{final['epsilon']:.4f} (calibrated the run)" in text
+    assert f"{upwards(final['epsilon'], places=4)} (calibrated the run)" in text
     assert f"{100 * final['test_accuracy']:.1f} %" in text
     assert "The noise follows from a seed" in text
     assert "gradient scaled to norm at most C = 1" in text
@@ -118,7 +119,7 @@ def test_a_card_states_the_guarantee_and_no_secret(
     for words in (
         "| unit of privacy | one image |",
         "| neighbouring relation | adding or removing one training image |",
-        f"{final['epsilon']:.4f} (calibrated the run)",
+        f"{upwards(final['epsilon'], places=4)} (calibrated the run)",
         "RDP (Rényi)",
         "sampler | Poisson",
         "noise multiplier σ",

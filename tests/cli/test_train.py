@@ -55,7 +55,8 @@ def test_a_run_leaves_everything_it_promises(run: Run) -> None:
     assert recipe["training"]["steps"] == 3
     assert not (folder / files.KEY).exists()
 
-    code, out, _ = run("r", "--out", "again", "--device", "cpu")
+    refused(run("r", "--out", "again"), "r is a run", "--resume r", "r/recipe.toml")
+    code, out, _ = run("r/recipe.toml", "--out", "again", "--device", "cpu")
     assert code == 0
     assert (folder / files.WEIGHTS).read_bytes() == (Path("again") / files.WEIGHTS).read_bytes()
 
@@ -160,7 +161,7 @@ def test_a_budget_without_privacy_is_refused(run: Run, budget: tuple[str, str]) 
     refused(run(*QUICK, "--no-privacy", *budget, "--out", "r"), "--no-privacy", budget[0])
     assert not Path("r").exists()
     assert run(*QUICK, "--no-privacy", "--out", "bare").code == 0
-    refused(run("bare", *budget, "--out", "r"), "without any privacy", budget[0])
+    refused(run("bare/recipe.toml", *budget, "--out", "r"), "without any privacy", budget[0])
     assert not Path("r").exists()
 
 

@@ -383,3 +383,38 @@ def test_who_comes_first_is_found_out(room: float, seed: int) -> None:
     )
     with pytest.raises(UserError, match="moves the outputs of the others"):
         private(model).accumulate(2 * torch.rand(64, 1, 8, 8), torch.arange(64) % 10)
+
+
+def test_a_layer_put_in_later_is_checked_too() -> None:
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    engine, x, y = private(model), torch.randn(8, 6), torch.arange(8) % 3
+    engine.accumulate(x, y)
+    engine.discard()
+    model[1] = Centred()
+    with pytest.raises(UserError, match="moves the outputs of the others"):
+        engine.accumulate(x, y)
+
+
+def test_no_gradient_but_the_released_one_is_left() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    engine, x, y = private(model, noise=1.0), torch.randn(8, 6), torch.arange(8) % 3
+    F.cross_entropy(model(x), y).backward()  # Without noise.
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before = model[0].weight.clone()
+    engine.accumulate(x, y)
+    engine.release()
+    optimizer.step()
+    assert model[0].weight.grad is None and model[2].weight.grad is not None
+    assert torch.equal(model[0].weight, before)
+    model[2].requires_grad_(False)
+    model[0].requires_grad_(True)
+    after = model[2].weight.clone()
+    engine.accumulate(x, y)
+    engine.release()
+    optimizer.step()
+    assert torch.equal(model[2].weight, after) and not torch.equal(model[0].weight, before)

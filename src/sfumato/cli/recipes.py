@@ -31,16 +31,18 @@ def list_recipes() -> None:
     from sfumato import recipes
     from sfumato.cli.listing import show as show_table
 
-    cut = Console().width < _ROOM
+    console = Console()
+    cut = console.is_terminal and console.width < _ROOM
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "data", "model", "ε"):
+    for column in ("name", "ε") if cut else ("name", "data", "model", "ε"):
         table.add_column(column, no_wrap=True)
     table.add_column("about")
     for name in sorted(recipes.packaged(), key=_place):
         r = recipes.find(name)
         about = Text(r.about, no_wrap=cut, overflow="ellipsis")
         data = "yours" if name in recipes.GENERAL else r.data.name
-        table.add_row(name, data, r.model.name, f"{r.privacy.epsilon:g}", about)
+        kind = () if cut else (data, r.model.name)
+        table.add_row(name, *kind, f"{r.privacy.epsilon:g}", about)
     show_table(table)
 
 
@@ -62,7 +64,10 @@ def copy(
     """Write a recipe to a file of your own, to be changed and trained with."""
     from sfumato import recipes
 
-    text = recipes.find(recipe).to_toml()
+    found, data = recipes.find(recipe), ""
+    if recipe in recipes.GENERAL:
+        found, data = found.replace({"data.name": ""}), " --data ./scans"
+    text = found.to_toml()
     if to.is_dir():
         to = to / f"{recipe.replace('/', '-')}.toml"
     try:
@@ -72,4 +77,4 @@ def copy(
         raise UserError(f"{to} already exists; choose another name.") from None
     except OSError as error:
         raise UserError(f"Cannot write {to}: {error.strerror}.") from None
-    typer.echo(f"Wrote {to}. Train with it: sfumato train {shlex.quote(str(to))}")
+    typer.echo(f"Wrote {to}. Train with it: sfumato train {shlex.quote(str(to))}{data}")

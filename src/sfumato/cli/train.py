@@ -213,14 +213,22 @@ def choose(
             if data is not None:
                 raise UserError(f"Both {recipe} and --data {data} name the data: give one of them.")
             return recipes.for_data(recipe).replace(changes, options=options)
-    if recipe in recipes.GENERAL and "data.name" not in changes:
+        if is_run:
+            raise UserError(
+                f"{recipe} is a run. `sfumato train --resume {shlex.quote(recipe)}` goes on with "
+                f"it; to train anew, which spends another epsilon on its images, name its recipe: "
+                f"{shlex.quote(str(path / 'recipe.toml'))}"
+            )
+    if recipe is not None:
+        found = recipes.find(recipe)
+    else:
+        found = recipes.for_data(data) if data else recipes.find("digits")
+    unnamed = recipe in recipes.GENERAL or not found.data.name
+    if unnamed and not changes.get("data.name"):
         raise UserError(
             f"The recipe '{recipe}' is for images of your own: name them, as in `sfumato train "
             f"{recipe} --data ./scans`."
         )
-    if recipe is not None:
-        return recipes.find(recipe).replace(changes, options=options)
-    found = recipes.for_data(data) if data else recipes.find("digits")
     return found.replace(changes, options=options)
 
 

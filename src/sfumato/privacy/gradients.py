@@ -104,7 +104,7 @@ class PerExample(Layered):
             x.dtype,
             x.device,
             x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last),
-            tuple(module.training for module in self.model.modules()),
+            tuple((module, module.training) for module in self.model.modules()),
             names,
         )
 
@@ -137,7 +137,7 @@ class PerExample(Layered):
         """The compiled pass for batches like this one, if it is asked for and fits the model."""
         if self.precision is None:
             return None
-        key = (tuple(x.shape), self.precision, self.model.training, names)
+        key = (x.shape[0], self.precision, self._signature(x, names))
         if key not in self._compiled:
             self._compiled[key] = compiled_pass(self, x, y, self.precision)
         return self._compiled[key]

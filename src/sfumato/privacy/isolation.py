@@ -65,8 +65,11 @@ def shape_complaint(outputs: object, rows: int) -> str | None:
     """A sentence about outputs that are not one row per example, or None."""
     if isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[0] == rows:
         return None
-    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-    return f"for {rows} examples the model returns {got}, not one row of outputs per example"
+    said = f"for {rows} examples the model returns"
+    if not isinstance(outputs, Tensor):
+        kind = type(outputs).__name__
+        return f"{said} a {kind}: wrap it in a module that returns one tensor, such as the logits"
+    return f"{said} {tuple(outputs.shape)}, not one row of outputs per example"
 
 
 @dataclass(frozen=True)

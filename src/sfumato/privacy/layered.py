@@ -65,7 +65,17 @@ class Layered:
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters to train, by name, shared ones once."""
-        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        return self.parameters()[0]
+
+    def parameters(self) -> tuple[dict[str, nn.Parameter], list[nn.Parameter]]:
+        """The parameters to train, by name, shared ones once, and all others."""
+        trained, others = {}, []
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                trained[name] = parameter
+            else:
+                others.append(parameter)
+        return trained, others
 
     def paths(self) -> list[Path]:
         """Which module takes which path; complete once a first batch has been seen."""

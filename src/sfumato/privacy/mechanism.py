@@ -186,12 +186,15 @@ class PrivateGradients:
     ) -> BatchStatistics:
         """Put the noisy mean gradient into `.grad` and start a new sum.
 
+        Guarantee: Afterwards no parameter has any other gradient: what an earlier backward pass
+        left in one that is not trained now, an optimizer would apply without noise.
+
         Args:
             generator: Source of the noise; the global one if None.
             before: Called with the event of this release before anything is released, so that a
                 ledger can be on disk first.
         """
-        parameters = self.per_example.trainable
+        parameters, others = self.per_example.parameters()
         sums = _zeros(parameters) if self._sums is None else self._sums
         if not _alike(sums, parameters):
             raise RuntimeError(_CHANGED)
@@ -207,6 +210,8 @@ class PrivateGradients:
         means = torch._foreach_div(noisy, self.sampler.batch) if noisy else []
         for parameter, mean in zip(parameters.values(), means, strict=True):
             parameter.grad = mean.to(parameter.dtype)
+        for parameter in others:
+            parameter.grad = None
         self._rule = self._adapted(rule, len(parameters), generator)
         statistics = self._statistics
         self.discard()
