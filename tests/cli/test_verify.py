@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli_result import Result, Run, refused
+
+from tiny_run import TINY, train_run
 
 MODELS = """
 import torch
@@ -136,3 +141,30 @@ def test_plan_keeps_within_its_memory(run: Run) -> None:
     assert free.code == 0
     usual = run("wrn-16-4", "--plan", "--views", "4")
     assert usual.code == 0 and usual.out.count("norm-only") == free.out.count("norm-only") + 1
+
+
+def test_a_run_is_what_it_states(sfumato: Run, tmp_path: Path) -> None:
+    folder = train_run(tmp_path / "r", TINY)
+    result = sfumato("verify", folder)
+    assert result.code == 0, result.err
+    assert "Ledger, statement and weights agree." in result.out and "as they were" in result.out
+
+    def changed(name: str, change: Callable[[bytes], bytes | None]) -> str:
+        other = tmp_path / f"without {name}"
+        shutil.copytree(folder, other)
+        content = change((other / name).read_bytes())
+        (other / name).unlink()
+        if content is not None:
+            (other / name).write_bytes(content)
+        result = sfumato("verify", other)
+        assert result.code == 1 and "Do not rely" in result.out
+        return result.out
+
+    assert "not those that were written" in changed(
+        "model.safetensors", lambda b: b[:-3] + bytes([b[-3] ^ 1]) + b[-2:]
+    )
+    assert "Cannot read the ledger" in changed("ledger.jsonl", lambda _: None)
+    said = changed("statement.md", lambda b: re.sub(rb"\*\*\([\d.]+,", b"**(0.5,", b))
+    assert "the statement says 0.5" in " ".join(said.split())
+    (tmp_path / "empty").mkdir()
+    refused(sfumato("verify", tmp_path / "empty"), "is not a run folder")

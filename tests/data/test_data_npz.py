@@ -110,6 +110,7 @@ def test_nan_is_kept(tmp_path):
     content["x_train"][5] = np.nan
     found = load(save(tmp_path, **content))
     assert np.isnan(found.train.images).any((1, 2, 3)).nonzero()[0].tolist() == [3, 5]
+    assert any(note.startswith("2 of ") and "hold NaN" in note for note in found.notes)
     assert found.fingerprint() == load(save(tmp_path, **content)).fingerprint()
     content["x_train"][:] = np.nan
     assert np.isnan(load(save(tmp_path, **content)).train.images).all()

@@ -210,7 +210,7 @@ def _outputs(run: OpenRun, part: ImageSet, count: int | None, seed: int) -> tupl
     with progress(f"{run.folder.name}: outputs", len(index), unit="images") as advance:
         for some in np.array_split(index, max(1, math.ceil(len(index) / 256))):
             x, _ = run.images(part.take(some), None)
-            rows.append(run.network(x).double().cpu().numpy())
+            rows.append(run.network(x).cpu().double().numpy())
             advance(len(some))
     return np.concatenate(rows), part.labels[index]
 
@@ -234,7 +234,7 @@ def _curvature(found: Analysis) -> None:
     hessian = Hessian(run.network, x, y)
     with torch.no_grad():
         outputs = torch.cat([run.network(part) for part in torch.split(x, 256)])
-        found.loss = float(hessian.loss(outputs.double(), y))
+        found.loss = float(hessian.loss(outputs.cpu().double(), y.cpu()))
     exact = hessian.size <= EXACT
     products = hessian.size if exact else effort.probes * min(effort.iterations, hessian.size)
     label = f"{run.folder.name}: curvature"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,7 +28,9 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    model: str = typer.Argument(..., help="A model's name, or package.module:function."),
+    model: str = typer.Argument(
+        ..., help="A model's name, package.module:function, or the folder of a run."
+    ),
     input: str = typer.Option(
         None, metavar="C,H,W", help="Shape of one image; the model's usual one if not given."
     ),
@@ -51,12 +54,19 @@ def verify(
 ) -> None:
     """Check private training on a model: gradients, clipping, and that no example reaches another.
 
+    Of a run: that its ledger is whole, and that epsilon and weights are what it states.
+
     Exit status 0 if everything holds, 1 if not, 2 for a mistake in the command.
     """
     from rich.console import Console
 
     from sfumato import models
 
+    if FilePath(model).is_dir():
+        from sfumato.cli.verify_run import show as show_run
+
+        show_run(FilePath(model), Console(highlight=False))
+        return
     usual = (3, 32, 32) if ":" in model else models.info(model).input
     shape = usual if input is None else _shape(input)
     console = Console(highlight=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,24 @@ def read_npz(path: Path, *, bits: int, test_fraction: float, split_seed: int) ->
         validation=parts.get("validation"),
         mean=(HALF,) * channels,
         std=(HALF,) * channels,
-        notes=(*notes, dark) if dark else notes,
+        notes=(*notes, *filter(None, (dark, _holes(parts)))),
         source=str(path),
+    )
+
+
+def _holes(parts: Mapping[str, ImageSet]) -> str:
+    """A sentence about images with values that are no numbers; empty if there are none."""
+    count = sum(
+        int(np.isnan(part.images).any((1, 2, 3)).sum())
+        for part in parts.values()
+        if part.images.dtype.kind == "f"
+    )
+    if not count:
+        return ""
+    whole = sum(len(part) for part in parts.values())
+    return (
+        f"{count} of {whole} images hold NaN: nothing is learnt from those, and what is said of "
+        "them counts as wrong."
     )
 
 

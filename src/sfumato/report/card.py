@@ -134,6 +134,7 @@ def _privacy(run: Run) -> str:
     )
     if run.private:
         parts.append(f"| | |\n|---|---|\n{rows}")
+    if run.epsilon:
         parts.append(
             "The mechanism is DP-SGD: each step is a Poisson-subsampled Gaussian mechanism. Every "
             "step was recorded in a hash-chained ledger before anything that depends on it was "

@@ -49,8 +49,9 @@ def facts(run: Run) -> list[tuple[str, str]]:
     p, rows = run.recipe.privacy, [("unit of privacy", UNIT), ("neighbouring relation", RELATION)]
     for name, words in ACCOUNTANTS.items():
         role = "calibrated the run" if name == p.accountant else "for comparison"
-        value = upwards(run.epsilon[name], places=4) if name in run.epsilon else "unknown"
-        rows.append((f"ε by {words}", f"{value} ({role})"))
+        known = name in run.epsilon
+        value = f"{upwards(run.epsilon[name], places=4)} ({role})" if known else "unknown"
+        rows.append((f"ε by {words}", value))
     rows += [("budget asked for", f"ε = {p.epsilon:g}"), ("δ", _delta(run))]
     rate, batch = run.header.get("rate"), run.batch
     if rate is not None and batch is not None:

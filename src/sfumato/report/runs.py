@@ -8,7 +8,6 @@ is told.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
-
-from safetensors import SafetensorError, safe_open
 
 from sfumato import recipes
 from sfumato.data.catalogue import DRAWN, canonical
@@ -27,7 +24,7 @@ from sfumato.privacy.accounting import ACCOUNTANTS, AccountantName, Step, merge
 from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe, differences, from_dict
 from sfumato.training import files, metrics
-from sfumato.training.classifier import FORMAT
+from sfumato.training.classifier import read_weights
 from sfumato.training.start import Origin
 
 _AGREE = 1e-3
@@ -238,10 +235,16 @@ def _read(folder: Path, name: str) -> Run:
         tuple(r for r in records if not r.get("final") and number(r, "step") is not None),
         final, statement, epsilon,
     )  # fmt: skip
-    spent = run.spent
+    spent, in_weights = run.spent, None
+    try:
+        in_weights = _in_weights(folder, run.accountant)
+    except UserError as error:
+        problems.append(f"{error} No guarantee is stated.")
+        run = replace(run, epsilon={})
     for who, stated in (
         ("the run reported {:.4f} when it ended", number(final, "epsilon")),
-        ("the weights state {:.4f}", _in_weights(folder, run.accountant)),
+        ("the weights state {:.4f}", in_weights),
+        ("the statement says {:.4g}", _in_statement(statement)),
     ):
         if spent is not None and stated is not None and abs(spent - stated) > _AGREE * stated:
             problems.append(
@@ -252,13 +255,24 @@ def _read(folder: Path, name: str) -> Run:
     return replace(run, problems=tuple(problems))
 
 
+def _in_statement(statement: str) -> float | None:
+    """The epsilon that a statement claims, if it claims one."""
+    found = re.search(r"\*\*\(([\d.]+(?:e[+-]?\d+)?), [\d.e+-]+\)-differential privacy", statement)
+    return float(found[1]) if found else None
+
+
 def _in_weights(folder: Path, accountant: str) -> float | None:
-    """The epsilon that the released weights state, if there are any and they state one."""
+    """The epsilon that the released weights state, if there are any and they state one.
+
+    Raises:
+        UserError: If they cannot be read, or are not what was written.
+    """
+    if not (folder / files.WEIGHTS).is_file():
+        return None
+    content, _ = read_weights(folder / files.WEIGHTS)
     try:
-        with safe_open(folder / files.WEIGHTS, framework="numpy") as file:
-            content = json.loads((file.metadata() or {})[FORMAT])
         return float(content["guarantee"]["epsilon"][accountant])
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError):
         return None
 
 

@@ -6,8 +6,10 @@ ever unpickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from sfumato.models._outside import refuse_strangers
 from sfumato.training.files import WEIGHTS, write_whole
 
 FORMAT = "sfumato-1"
+_TENSORS = "tensors"
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,44 @@ def save_weights(path: Path, network: nn.Module, description: Description) -> No
     """Write a self-describing weights file, whole or not at all."""
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in network.state_dict().items()}
     # One entry only: safetensors writes several in no fixed order, and equal runs are equal bytes.
-    metadata = {FORMAT: json.dumps(asdict(description))}
-    write_whole(path, save(tensors, metadata=metadata))
+    content = asdict(description) | {_TENSORS: _digest(tensors)}
+    write_whole(path, save(tensors, metadata={FORMAT: json.dumps(content)}))
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, kinds, shapes and values."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        t = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name}\0{t.dtype}\0{tuple(t.shape)}\0".encode())
+        found.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a weights file says about itself, and its tensors.
+
+    Raises:
+        UserError: If it cannot be read, is not one of sfumato's, or was damaged or changed.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as weights: {error}.") from None
+    if FORMAT not in metadata:
+        raise UserError(f"{path} was not written by sfumato: it does not say what model it is of.")
+    try:
+        content = dict(json.loads(metadata[FORMAT]))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
+    if content.pop(_TENSORS, None) not in (None, _digest(tensors)):
+        raise UserError(
+            f"The weights in {path} are not those that were written there: the file is damaged, or "
+            "was changed. Take it from where it came from once more."
+        )
+    return content, tensors
 
 
 def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
@@ -132,16 +171,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
         path = path / WEIGHTS
     if not path.is_file():
         raise UserError(f"There is no run folder or weights file {path}.")
+    content, tensors = read_weights(path)
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read as weights: {error}.") from None
-    if FORMAT not in metadata:
-        raise UserError(f"{path} was not written by sfumato: it does not say what model it is of.")
-    try:
-        content = json.loads(metadata[FORMAT])
         for key in ("classes", "size", "mean", "std"):
             content[key] = tuple(content[key])
         description = Description(**content)

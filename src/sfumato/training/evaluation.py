@@ -49,9 +49,10 @@ def _scored(model: nn.Module, outputs: Iterable[tuple[Tensor, Tensor]]) -> tuple
     count = 0
     model.eval()
     for logits, labels in outputs:
-        right.append((logits.argmax(1) == labels).sum())
+        sound = ~logits.isnan().any(1)  # NaN would count as an answer.
+        right.append(((logits.argmax(1) == labels) & sound).sum())
         losses.append(F.cross_entropy(logits.float(), labels, reduction="sum"))
         count += len(labels)
     model.train()
-    loss = sum(part.double().cpu() for part in losses)
+    loss = sum(part.cpu().double() for part in losses)  # Not every device has float64.
     return sum(int(part) for part in right) / max(1, count), float(loss) / max(1, count)
