@@ -52,6 +52,7 @@ class Data:
     )
     public: bool = _setting(False, "you declare these images public: not for a private run")
     skip_unreadable: bool = _setting(False, "go on without images that cannot be read")
+    cache: bool = _setting(True, "keep a folder's decoded images in your cache, for the next start")
 
 
 @dataclass(frozen=True, kw_only=True)

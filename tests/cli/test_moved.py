@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from cli_result import Run, refused
 
+from sfumato.training.classifier import load
+from sfumato.training.loop import Loop
 from tiny_run import train_run
 
 OTHER_PLACE = "--data names another place"
@@ -54,6 +56,33 @@ def test_analyze_a_run_that_has_not_finished(
     result = run("analyze", half, "--only", "cost", "--data", data)
     assert result.code == 0, result.err
     assert "has not finished" in result.err
+
+
+def test_resume(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (150, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "few.npz", images=images, labels=np.arange(150) % 3)
+    original = Loop.take_step
+
+    def failing(self: Loop) -> object:
+        if self.step == 2:
+            raise RuntimeError("the power is cut")
+        return original(self)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power"):
+        patch.setattr(Loop, "take_step", failing)
+        changes = {"data.name": str(tmp_path / "few.npz"), "training.checkpoint_every": 1}
+        train_run(tmp_path / "run", changes)
+    (tmp_path / "few.npz").rename(tmp_path / "moved.npz")
+    refused(run("train", "--resume", tmp_path / "run"), "--data says where it is now")
+    other = images.copy()
+    other[0] = 0
+    np.savez(tmp_path / "other.npz", images=other, labels=np.arange(150) % 3)
+    result = run("train", "--resume", tmp_path / "run", "--data", tmp_path / "other.npz")
+    refused(result, "not the ones the run started with")
+    result = run("train", "--resume", tmp_path / "run", "--data", tmp_path / "moved.npz")
+    assert result.code == 0, result.err
+    stated = load(tmp_path / "run").description.guarantee["exposures"]
+    assert [exposure["data"] for exposure in stated] == ["few"]
 
 
 @pytest.mark.parametrize(("verb", "file"), [("report", "page.html"), ("card", "card.md")])

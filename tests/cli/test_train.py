@@ -199,7 +199,7 @@ def test_suggested_commands_can_be_pasted(run: Run, monkeypatch: pytest.MonkeyPa
         (["--device", "tpu"], ["Unknown device"]),
         (["--data", "./nowhere"], ["nowhere"]),
         (["--resume", "./nowhere"], ["not a run folder"]),
-        (["--resume", "./nowhere", "digits"], ["give it alone"]),
+        (["--resume", "./nowhere", "digits"], ["leave them away"]),
         (["--set", "model.options.filtres=2"], ["filters"]),
         (["--model", "no.such:thing"], ["no.such"]),
         (["--set", "optimizer.lr=3e38", "--set", "model.options.activation=relu"], ["Lower the"]),

@@ -11,7 +11,10 @@ from data_layouts import write_folder, write_image
 from PIL import Image
 
 from sfumato.data import decoding, load
+from sfumato.data.cache import forget
 from sfumato.errors import UserError
+from sfumato.recipes import for_data
+from sfumato.training.images import dataset_of
 
 
 def two_classes(root, count: int = 5, **options):
@@ -400,6 +403,25 @@ def test_second_start_reads_the_cache(tmp_path, monkeypatch, cache):
     for path in files:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE((cache / "decoded").stat().st_mode) == 0o700
+
+
+def test_an_old_copy_goes_when_the_folder_changes(tmp_path, cache):
+    root = two_classes(tmp_path)
+    load(root)
+    load(root, size=4)
+    entries = {path.name for path in (cache / "decoded").iterdir()}
+    assert len(entries) == 4, "each way has its own"
+    some = next(path for path in sorted(root.rglob("*")) if path.is_file())
+    os.utime(some, (1, 1))
+    load(root)
+    after = {path.name for path in (cache / "decoded").iterdir()}
+    assert len(after) == 4 and len(after & entries) == 2
+    assert forget(cache) > 0 and not list((cache / "decoded").iterdir())
+    load(root, cache=False)
+    assert not list((cache / "decoded").iterdir())
+    recipe = for_data(str(root)).replace({"data.cache": False})
+    dataset_of(recipe.data)
+    assert not list((cache / "decoded").iterdir())
 
 
 @pytest.mark.parametrize("change", ["content", "options", "lost", "garbled"])

@@ -13,6 +13,7 @@ from sfumato import data
 from sfumato.errors import UserError
 from sfumato.training import metrics
 from sfumato.training.classifier import FORMAT, load
+from sfumato.training.evaluation import _scored
 from tiny_run import train_run
 
 
@@ -59,3 +60,9 @@ def test_files_without_the_field_and_with_nonsense_in_it(
     save_file(tensors, tmp_path / "odd.safetensors", {FORMAT: json.dumps(content)})
     with pytest.raises(UserError, match="no test views 'rotate'"):
         load(tmp_path / "odd.safetensors")
+
+
+def test_no_number_is_no_answer() -> None:
+    outputs = torch.tensor([[float("nan"), 1.0], [1.0, 0.0], [0.0, float("nan")]])
+    accuracy, _ = _scored(torch.nn.Identity(), [(outputs, torch.tensor([0, 0, 1]))])
+    assert accuracy == 1 / 3

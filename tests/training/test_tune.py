@@ -105,9 +105,19 @@ def test_a_run_never_goes_on_with_the_settings_of_another(tmp_path: Path) -> Non
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     tune(tiny(), {"optimizer.lr": [0.5]}, out=tmp_path / "t", device="cpu")
     with (tmp_path / "t" / "trials.jsonl").open("a") as file:
-        file.write('{"settings": {"optim')
+        file.write('{"settings": {"optim\n')
     with pytest.raises(UserError, match=r"trials\.jsonl is damaged"):
         tune(tiny(), {"optimizer.lr": [0.5, 1.0]}, out=tmp_path / "t", device="cpu")
+
+
+def test_part_of_a_last_line_is_no_damage(tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    tune(tiny(), {"optimizer.lr": [0.5]}, out=out, device="cpu")
+    with (out / "trials.jsonl").open("a") as file:
+        file.write('{"settings": {"optim')  # Killed while it was written.
+    found = tune(tiny(), {"optimizer.lr": [0.5, 1.0]}, out=out, device="cpu")
+    assert [trial.settings["optimizer.lr"] for trial in found] == [0.5, 1.0]
+    assert len((out / "trials.jsonl").read_text().splitlines()) == 2
 
 
 def test_cheaper_runs_have_the_noise_that_a_start_leaves_room_for() -> None:

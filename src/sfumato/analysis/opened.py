@@ -6,7 +6,6 @@ A run that has not finished is opened at its newest checkpoint or snapshot, and 
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from sfumato.privacy.sampling import PoissonSampler
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, classifier, files, fill, metrics, setup, snapshots, start
 from sfumato.training.classifier import Classifier, Description
+from sfumato.training.run import data_tag
 
 
 @dataclass(eq=False)
@@ -119,7 +119,7 @@ class OpenRun:
         examples = int(self.header.get("examples", len(self.dataset.train)))
         batch = float(self.header["rate"]) * examples if self.header else None
         if batch is None:
-            batch = float(t.batch or max(1, min(4096, examples // 8)))
+            batch = float(setup.expected_batch(t, examples))
         if not p.enabled:
             return Unclipped(), 0.0, batch
         if not self.header:
@@ -132,7 +132,7 @@ class OpenRun:
             sigma = self.events[min(number, len(self.events)) - 1].noise_multiplier
         sigmas = [sigma, float(self.header["sigma"]), *(e.noise_multiplier for e in self.events)]
         rule = setup.clipping_rule(p, batch, max(sigmas))
-        asked = t.steps or (max(1, round(t.epochs * examples / batch)) if t.epochs else 100)
+        asked = setup.asked_steps(t, examples, batch)
         plan = setup.Plan(
             PoissonSampler(examples, batch), rule, GaussianNoise(sigma), steps, asked,
             clip_decay=p.clip_decay,
@@ -272,8 +272,7 @@ def _changed(folder: Path, recipe: Recipe, header: dict[str, Any], dataset: Data
             own = key.read_bytes()
         else:
             own = start.Origin.of(header).seeded_randomness(seed).key
-        tag = hmac.new(own, dataset.fingerprint().encode(), hashlib.sha256).hexdigest()
-        same = tag == header["data"]
+        same = data_tag(own, dataset) == header["data"]
     if same:
         return []
     return [

@@ -32,6 +32,7 @@ from sfumato.data import ImageSet
 from sfumato.data.progress import progress
 from sfumato.errors import UserError, nearest
 from sfumato.privacy.gradients import PerExample
+from sfumato.training.trouble import out_of_memory
 
 PARTS = ("calibration", "curvature", "activations", "sparsity", "gradients", "cost")
 
@@ -191,7 +192,7 @@ def measure(found: Analysis, part: str) -> None:
     except UserError as error:
         found.missing[part] = str(error)
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
+        if not out_of_memory(error):
             raise
         found.missing[part] = "there is not enough memory for it: lower --examples."
 

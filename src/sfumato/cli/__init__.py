@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -101,6 +102,9 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            _say(f"Nothing more can be written: {error.strerror}.")
+            sys.exit(2)
         if error.filename is None or error.strerror is None:
             raise
         _say(f"{error.filename} cannot be used: {error.strerror}.")

@@ -98,7 +98,10 @@ def train(
     given = {key: value for key, value in named.items() if value is not None}
     changes |= given
     if resume is not None and (recipe is not None or out is not None):
-        raise UserError("--resume RUN takes the recipe and the folder from the run: give it alone.")
+        raise UserError(
+            "--resume RUN takes the recipe and the folder from the run: leave them away. (--data "
+            "says where its images are now.)"
+        )
     chosen = None if resume is not None else choose(recipe, data, changes, given)
     if chosen is not None and not chosen.privacy.enabled:
         _check_no_budget(changes, "--no-privacy" if no_privacy else f"The recipe '{chosen.name}'")

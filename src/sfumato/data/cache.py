@@ -70,11 +70,31 @@ def store_entry(
         with os.fdopen(handle, "w", encoding="utf-8") as text:
             json.dump({**description, "shape": [count, *shape]}, text)
         os.replace(partial, home / f"{key}.json")
+        _drop_older(home, key, description.get("of"))
     finally:
         with suppress(FileNotFoundError):
             os.unlink(partial)
     array: Array = np.load(home / f"{key}.npy", mmap_mode="r", allow_pickle=False)
     return array
+
+
+def _drop_older(home: Path, key: str, kind: str | None) -> None:
+    """Remove what was decoded from the same folder in the same way before its files changed."""
+    for path in home.glob("*.json") if kind else ():
+        with suppress(OSError, ValueError):
+            if path.stem != key and json.loads(path.read_text("utf-8")).get("of") == kind:
+                path.unlink()
+                path.with_suffix(".npy").unlink()
+
+
+def forget(folder: Path) -> int:
+    """Remove every entry; the bytes that they took."""
+    home, freed = folder / _SUBFOLDER, 0
+    for path in sorted(home.iterdir()) if home.is_dir() else ():
+        if path.suffix in (".json", ".npy", ".partial"):
+            freed += path.stat().st_size
+            path.unlink()
+    return freed
 
 
 def _npy_header(shape: tuple[int, ...]) -> bytes:

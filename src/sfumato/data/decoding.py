@@ -94,7 +94,7 @@ def decode_files(
         channels = channels or (1 if all(header.grey for header in headers) else 3)
     shape = (channels, *size)
     work = partial(_try_read, size=size, channels=channels, bits=bits)
-    description: dict[str, Any] = {}
+    description: dict[str, Any] = {"of": _kind(root, size, channels, bits, skip_unreadable)}
 
     def rows() -> Iterator[Array]:
         seen = _Seen(unreadable=dict(damaged))
@@ -127,6 +127,12 @@ def _decoded(images: Array, count: int, description: dict[str, Any]) -> Decoded:
     kept = np.ones(count, dtype=bool)
     kept[description["skipped"]] = False
     return Decoded(images, kept, tuple(description["notes"]))
+
+
+def _kind(root: Path, *options: object) -> str:
+    """What entries of the cache have in common that differ only in the state of the files."""
+    text = repr((str(root.resolve()), *options))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
 
 def _key(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sfumato import locking
+from sfumato import jsonlines
 from sfumato.errors import UserError
 from sfumato.reproduce.row import Row, Setting
 
@@ -92,21 +91,8 @@ def read(folder: Path) -> list[Entry]:
     """
     entries: list[Entry] = []
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        whole = lines if _is_whole(lines[-1]) else lines[:-1]
-        for number, line in enumerate(whole, start=1):
-            if line.strip():
-                entries.append(_entry(line, f"{path}, line {number}"))
+        entries += [_entry(line, f"{path}, line {number}") for number, line in jsonlines.read(path)]
     return entries
-
-
-def _is_whole(line: str | bytes) -> bool:
-    """Whether a last line without its end lacks nothing else."""
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
 
 
 def _entry(line: str, where: str) -> Entry:
@@ -135,18 +121,7 @@ def append(folder: Path, entry: Entry) -> Path:
     line = json.dumps(dataclasses.asdict(entry), sort_keys=False, ensure_ascii=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+b") as file:
-            locking.wait_for(file.fileno())
-            file.seek(0)
-            content = file.read()
-            end = content.rfind(b"\n") + 1
-            if _is_whole(content[end:]):
-                line = f"\n{line}"
-            else:
-                file.truncate(end)
-            file.write(f"{line}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
+        jsonlines.append(path, line)
     except OSError as error:
         raise UserError(f"Cannot write the result to {path}: {error.strerror}.") from None
     return path

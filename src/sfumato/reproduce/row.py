@@ -22,7 +22,7 @@ PLD: dict[str, Any] = {"privacy.accountant": "pld", "privacy.noise_multiplier": 
 _NO_MATTER = (
     "privacy.tuned", "training.seed", "training.precision", "training.physical_batch",
     "training.log_every", "training.checkpoint_every", "training.snapshots",
-    "training.train_metrics", "start.source",
+    "training.train_metrics", "start.source", "data.cache",
 )  # fmt: skip
 """Settings that do not tell one result from another."""
 

@@ -26,5 +26,6 @@ def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
         test_fraction=data.test_fraction,
         split_seed=data.split_seed,
         skip_unreadable=data.skip_unreadable,
+        cache=data.cache,
     )
     return subset(whole, data.subset, seed=data.split_seed)

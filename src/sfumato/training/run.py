@@ -107,6 +107,13 @@ def resume(
     Guarantee: The recipe, the training data, sigma, C and the sampling rate must be those of the
     ledger's first line; whatever differs is named and the run refused. Steps are repeated only with
     the noise that they had, and what the first attempt at them has left behind is removed.
+
+    Args:
+        folder: The run.
+        changes: Settings to compare with the run's; `data.name` says where its images are now.
+        root: Where to look for data sets first.
+        device: Where to train.
+        reporter: Told about progress.
     """
     reporter = reporter or Silent()
     folder = Path(folder)
@@ -124,7 +131,9 @@ def _resume(
     device: str,
     reporter: Reporter,
 ) -> Result:
-    recipe = _same_recipe(folder, ledger, changes)
+    moved = changes.get("data.name")
+    others = {key: value for key, value in changes.items() if key != "data.name"}
+    recipe = _same_recipe(folder, ledger, others)
     where = devices.pick_device(device, recipe.training.precision)
     if files.finished(folder):
         (folder / files.KEY).unlink(missing_ok=True)
@@ -135,7 +144,15 @@ def _resume(
     randomness = _same_randomness(folder, recipe, origin)
     if prior.concerns(recipe):
         return prior.resume(folder, ledger, recipe, randomness, device=where, reporter=reporter)
-    dataset = _load(recipe, origin, root, reporter)
+    try:
+        images = recipe if moved is None else recipe.replace({"data.name": moved})
+        dataset = _load(images, origin, root, reporter)
+        if moved is not None:
+            dataset = replace(dataset, name=start.known_as(recipe.data.name))
+    except UserError as error:
+        raise UserError(
+            f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
+        ) from None
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     physical = int(ledger.header["physical_batch"])
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
@@ -188,6 +205,11 @@ def _go(loop: Loop) -> Result:
     return release(loop)
 
 
+def data_tag(key: bytes, dataset: Dataset) -> str:
+    """A name for the data that says nothing about them once the run's key is gone."""
+    return hmac.new(key, dataset.fingerprint().encode(), hashlib.sha256).hexdigest()
+
+
 def _header(
     recipe: Recipe,
     plan: setup.Plan,
@@ -196,12 +218,7 @@ def _header(
     physical: int,
     origin: start.Origin,
 ) -> dict[str, Any]:
-    """The first line of the ledger: the mechanism and what it runs on.
-
-    The data are named by a hash keyed with the run's own key, which says nothing about them once
-    the key is gone.
-    """
-    tag = hmac.new(randomness.key, dataset.fingerprint().encode(), hashlib.sha256).hexdigest()
+    """The first line of the ledger: the mechanism and what it runs on."""
     return {
         "version": 1,
         "mechanism": "Poisson-subsampled Gaussian" if recipe.privacy.enabled else "none",
@@ -215,7 +232,7 @@ def _header(
         "budget": recipe.privacy.epsilon,
         "accountant": recipe.privacy.accountant,
         "steps": plan.steps,
-        "data": tag,
+        "data": data_tag(randomness.key, dataset),
         "physical_batch": physical,
         "recipe": recipe.to_dict(),
         **({"start": origin.to_dict()} if origin.weights else {}),

@@ -28,7 +28,7 @@ from sfumato.privacy.composition import curve_after, noise_multiplier_after, ste
 from sfumato.privacy.noise import GaussianNoise, Randomness
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.recipe import Recipe
-from sfumato.settings import Augment, Privacy
+from sfumato.settings import Augment, Privacy, Training
 from sfumato.training import fill, schedules
 from sfumato.training.start import Donor
 
@@ -95,6 +95,17 @@ class Plan:
         )
 
 
+def expected_batch(training: Training, examples: int) -> int:
+    """The batch that a recipe asks for, or what suits so many examples."""
+    return training.batch or max(1, min(4096, examples // 8))
+
+
+def asked_steps(training: Training, examples: int, batch: float) -> int:
+    """The steps that a recipe asks for."""
+    by_epochs = max(1, round(training.epochs * examples / batch)) if training.epochs else 100
+    return training.steps or by_epochs
+
+
 def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Plan:
     """Resolve a recipe against the size of its training set.
 
@@ -102,14 +113,14 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
     spend at most the recipe's epsilon at its delta, by the recipe's accountant.
     """
     t, p = recipe.training, recipe.privacy
-    batch = t.batch or max(1, min(4096, examples // 8))
+    batch = expected_batch(t, examples)
     if batch > examples:
         raise UserError(
             f"The expected batch (training.batch = {batch}) is larger than the training set of "
             f"'{recipe.data.name}', which has {examples} images."
         )
     sampler = PoissonSampler(examples, batch)
-    asked = t.steps or (max(1, round(t.epochs * examples / batch)) if t.epochs else 100)
+    asked = asked_steps(t, examples, batch)
     if not p.enabled:
         return Plan(sampler, Unclipped(), GaussianNoise(0.0), asked, asked)
     check_delta(p.delta, examples)

@@ -252,7 +252,7 @@ def _same_set(a: str, b: str) -> bool:
     Weights state a folder by its own name, without those above it, and a file without its ending:
     equal ones count as the same, wherever they are.
     """
-    return _known_as(a) == _known_as(b)
+    return known_as(a) == known_as(b)
 
 
 def _or_renamed(recipe: Recipe) -> str:
@@ -260,7 +260,7 @@ def _or_renamed(recipe: Recipe) -> str:
     return "" if canonical(recipe.data.name) else " If it has other images, rename its folder."
 
 
-def _known_as(name: str) -> str:
+def known_as(name: str) -> str:
     """The name that a data set is stated by: that of the catalogue, a folder's own, a file's."""
     if known := canonical(name):
         return known

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
+from sfumato import jsonlines
 from sfumato.errors import UserError
 from sfumato.locking import InUse, alone
 from sfumato.privacy.accounting import AccountantName, Step, epsilon
@@ -138,8 +139,7 @@ def tune(
                 if any(trial.settings == settings for trial in _read(out)):
                     continue
                 trial = _run(chosen, settings, where, root, device, watch)
-                with (out / TRIALS).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(trial)) + "\n")
+                jsonlines.append(out / TRIALS, json.dumps(asdict(trial)))
         except InUse:
             elsewhere(where.name)
             continue
@@ -203,9 +203,9 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
 def _read(out: Path) -> list[Trial]:
     """What was written down, by this process or others."""
     path = out / TRIALS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    lines = jsonlines.read(path) if path.is_file() else []
     try:
-        return [Trial(**json.loads(line)) for line in lines]
+        return [Trial(**json.loads(line)) for _, line in lines]
     except (ValueError, TypeError) as reason:
         raise UserError(
             f"{path} is damaged ({reason}): remove the line that is no JSON; the run that it was "
