@@ -68,7 +68,6 @@ def test_any_recipe_survives_toml(
     )
     again = loads(recipe.to_toml(), where="copy")
     assert again == recipe
-    assert again.digest() == recipe.digest()
 
 
 @pytest.mark.parametrize(
@@ -131,8 +130,6 @@ def test_differences_name_the_setting_and_both_values() -> None:
         "optimizer.lr was 2.0 and is now 3.0",
         "training.seed was None and is now 1",
     ]
-    assert a.digest() != b.digest()
-    assert a.digest() == a.replace({"name": "other", "about": "words"}).digest()
 
 
 def test_every_setting_name_resolves() -> None:

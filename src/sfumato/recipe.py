@@ -8,7 +8,6 @@ keeps is complete.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import tomllib
 import types
@@ -57,12 +56,6 @@ class Recipe:
                 lines += ["", f"[{section}.options]"]
                 lines += [f"{key} = {_toml(value)}" for key, value in options.items()]
         return "\n".join(lines) + "\n"
-
-    def digest(self) -> str:
-        """A hash of what determines the result; the name and remarks do not count."""
-        content = self.to_dict()
-        del content["name"], content["about"]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def changed(self) -> dict[str, Any]:
         """The settings that are not what they are by default, by dotted names."""

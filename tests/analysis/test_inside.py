@@ -20,7 +20,7 @@ from sfumato.analysis import (
     l0_eps,
     sparsity_of,
 )
-from sfumato.analysis.activations import first_activation, layers, norms_over_training
+from sfumato.analysis.activations import first_activation, layers
 from sfumato.analysis.sparsity import mean_gradient
 from sfumato.errors import UserError
 from sfumato.privacy import (
@@ -64,8 +64,6 @@ def test_moments_histogram_and_norm_are_numpys() -> None:
     assert first.norm_std == pytest.approx(norms.std(), rel=1e-4)
     assert first.counts.sum() == values.size, "tanh never leaves five standard deviations"
     np.testing.assert_array_equal(first.counts, np.histogram(values, first.edges)[0])
-    curve = norms_over_training([(0, found), (5, found)])["activation1"]
-    assert [point[0] for point in curve] == [0, 5] and curve[0][1] == first.norm
 
 
 def test_named_paths_of_scale_norm_are_those_of_the_block() -> None:

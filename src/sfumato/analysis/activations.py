@@ -8,7 +8,7 @@ tensors of residual blocks (`sfumato.analysis.residuals`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -282,17 +282,3 @@ def first_activation(found: Activations) -> Distribution | None:
             if layer.kind == kind:
                 return layer
     return None
-
-
-def norms_over_training(
-    course: Sequence[tuple[int, Activations]],
-) -> dict[str, list[tuple[int, float, float]]]:
-    """For every layer its (step, mean l2 norm, standard deviation over images) at each snapshot."""
-    curves: dict[str, list[tuple[int, float, float]]] = {}
-    for step, found in course:
-        for layer in found.layers:
-            curves.setdefault(layer.name, []).append((step, layer.norm, layer.norm_std))
-    return curves
-
-
-Curves = Mapping[str, Sequence[tuple[int, float, float]]]

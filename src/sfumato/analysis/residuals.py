@@ -23,8 +23,6 @@ from torch.utils._pytree import tree_iter
 Seen = Callable[[str, str, Tensor], None]
 """Called with the block's name, the tensor's name (V_R, ...) and the tensor."""
 
-PATHS = ("V_R", "V_F", "V_A", "V_A^S")
-
 _DEPTH = "_sfumato_depth"
 _SUM_OF = "_sfumato_sum_of"
 _SUMS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__)
