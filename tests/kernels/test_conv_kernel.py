@@ -145,7 +145,7 @@ def test_the_bound_covers_the_worst_order_of_a_float32_sum(
     found = max(0.0, float((a * b).sum()))
     gradient = (d.double().t() @ x.double()).view(1, 32, 1, 1, channels)
     exact = float(exact_norms(gradient, torch.ones(32) if centred else None))
-    rounding = definitions.ghost_rounding(channels, 32, 4, definitions.UNIT, centred=centred)
+    rounding = definitions.ghost_rounding(channels, 1, 32, 4, definitions.UNIT, centred=centred)
     assert found + rounding * most >= exact
     at = Geometry((1, 1), (1, 1), (0, 0), (1, 1), 1)
     xs, ds = x.t().reshape(1, channels, 2, 2), d.t().reshape(1, 32, 2, 2)

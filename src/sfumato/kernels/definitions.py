@@ -246,23 +246,25 @@ UNIT_DOUBLE = 2.0**-52
 
 
 def ghost_rounding(
-    entries: int, filters: int, length: int, unit: float, *, centred: bool = False
+    channels: int, taps: int, filters: int, length: int, unit: float, *, centred: bool = False
 ) -> float:
     """The part of the sum without cancellation that rounding may take from a ghost norm.
 
     A product of two vectors is off by their number of entries, in units, times their lengths, in
-    whatever order it is summed: small entries can vanish beside one large. The products of the
-    sums that centring subtracts are off by twice as much. What is then summed over pairs of places
-    goes by rows.
+    whatever order it is summed: small entries can vanish beside one large. Patches are summed tap
+    by tap, each on its own. The products of the sums that centring subtracts are off by twice as
+    much. What is then summed over pairs of places goes by rows.
 
     Args:
-        entries: Numbers of a filter.
+        channels: Numbers of a filter at one of its taps.
+        taps: How many taps.
         filters: How many filters.
         length: Views times positions.
         unit: Relative loss with each term of a sum, where the sums are taken.
         centred: Whether filters' means are subtracted.
     """
-    return ((3 if centred else 1) * entries + filters + 2 * length + 16) * unit
+    patches = (3 if centred else 1) * (channels + taps)
+    return (patches + filters + 2 * length + 16) * unit
 
 
 def ghost_norms(
@@ -297,7 +299,14 @@ def ghost_norms(
     if scales is not None:
         q = q * scales.to(wide)
     entries = x.shape[1] * at.kernel[0] * at.kernel[1]
-    rounding = ghost_rounding(entries, d.shape[1], a.shape[1], unit, centred=scales is not None)
+    rounding = ghost_rounding(
+        x.shape[1],
+        at.kernel[0] * at.kernel[1],
+        d.shape[1],
+        a.shape[1],
+        unit,
+        centred=scales is not None,
+    )
     b = torch.bmm(q, q.transpose(1, 2))
     most = (a * b).diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
     if scales is not None:

@@ -41,14 +41,18 @@ def _ghost(  # type: ignore[no-untyped-def]
         s = column + (tap % KW) * DIL_W
         inside = live & (r >= 0) & (r < H) & (s >= 0) & (s < W)
         pixel = ((base + r) * W + s) * C
+        own = tl.zeros((BT, BT), tl.float32)  # Of this tap alone: see `ghost_rounding`.
+        here = tl.zeros((BT,), tl.float32)
         for start in range(0, C, BC):
             c = start + tl.arange(0, BC)
             tile = tl.load(
                 x + pixel[:, None] + c[None, :], mask=inside[:, None] & (c < C)[None, :], other=0.0
             )
-            patches = tl.dot(tile, tl.trans(tile), patches)
+            own = tl.dot(tile, tl.trans(tile), own)
             if SCALED:
-                sums += tl.sum(tile.to(tl.float32), 1)
+                here += tl.sum(tile.to(tl.float32), 1)
+        patches += own
+        sums += here
     grads = tl.zeros((BT, BT), tl.float32)
     for start in range(0, OUT, BC):
         o = start + tl.arange(0, BC)
@@ -62,8 +66,8 @@ def _ghost(  # type: ignore[no-untyped-def]
         else:
             grads = tl.dot(tile, tl.trans(tile), grads)
     same = t[:, None] == t[None, :]
-    own = tl.sum(tl.where(same, patches * grads, 0.0), 1)
-    most = tl.sum(tl.sqrt(tl.maximum(own, 0.0)), 0)
+    alone = tl.sum(tl.where(same, patches * grads, 0.0), 1)
+    most = tl.sum(tl.sqrt(tl.maximum(alone, 0.0)), 0)
     if SCALED:
         patches -= sums[:, None] * sums[None, :] / (KH * KW * C)
     product = tl.sum(tl.sum(patches * grads, 1), 0)
@@ -86,8 +90,8 @@ def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Te
     norms = x.new_empty(examples, dtype=torch.float32)
     block = 16 if length <= 16 else 32 if length <= 32 else 64
     across = 32 if max(channels, filters) <= 32 else 64
-    entries = channels * at.kernel[0] * at.kernel[1]
-    rounding = ghost_rounding(entries, filters, length, UNIT, centred=scales is not None)
+    taps = at.kernel[0] * at.kernel[1]
+    rounding = ghost_rounding(channels, taps, filters, length, UNIT, centred=scales is not None)
     launch(
         _ghost, (examples,),
         x, d, x if scales is None else scales.float().contiguous(), norms, rounding,

@@ -206,7 +206,7 @@ class Matrix:
             return [a.square().sum((1, 2)) * b.square().sum((1, 2))]
         product = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(b, b.transpose(1, 2))
         most = product.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
-        rounding = ghost_rounding(a.shape[2], b.shape[2], self.views, UNIT)
+        rounding = ghost_rounding(a.shape[2], 1, b.shape[2], self.views, UNIT)
         return [product.sum((1, 2)).clamp_min(0) + rounding * most]
 
     def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
