@@ -63,3 +63,18 @@ def test_gradients_stay_in_registers(
     signature = dict.fromkeys(("x", "d", "direction", "out"), "*bf16")
     signature |= {"statistics": "*fp32", "examples": "i32"}
     assert spilled(conv._gradients, signature, numbers, tmp_path) == 0
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("size", [4, 8])
+def test_products_of_patches_stay_in_registers(size: int, centred: bool, tmp_path: Path) -> None:
+    from sfumato.kernels.ghost import _ghost
+
+    numbers = {
+        "SCALED": int(centred), "H": size, "W": size, "C": 256, "WO": size, "OUT": 256,
+        "POSITIONS": size * size, "VIEWS": 64 // (size * size), "STRIDE_H": 1, "STRIDE_W": 1,
+        "PAD_H": 1, "PAD_W": 1, "DIL_H": 1, "DIL_W": 1, "KH": 3, "KW": 3, "BT": 64, "BC": 64,
+        "num_warps": 4, "num_stages": 3,
+    }  # fmt: skip
+    signature = {"x": "*bf16", "d": "*bf16", "scales": "*fp32", "out": "*fp32", "rounding": "fp32"}
+    assert spilled(_ghost, signature, numbers, tmp_path) == 0

@@ -20,6 +20,9 @@ from torch import Tensor
 
 Pair = tuple[int, int]
 
+GHOST_STEP = 64
+"""Most channels that the kernel of ghost norms takes at once."""
+
 GHOST_LONGEST = 64
 """The most views times positions for which ghost norms are taken: what a kernel's tile holds."""
 
@@ -252,7 +255,8 @@ def ghost_rounding(
 
     A product of two vectors is off by their number of entries, in units, times their lengths, in
     whatever order it is summed: small entries can vanish beside one large. Patches are summed tap
-    by tap, each on its own. The products of the sums that centring subtracts are off by twice as
+    by tap, each on its own; where a tap is one step of a kernel, its compiler may run them
+    together. The products of the sums that centring subtracts are off by twice as
     much. What is then summed over pairs of places goes by rows.
 
     Args:
@@ -263,7 +267,8 @@ def ghost_rounding(
         unit: Relative loss with each term of a sum, where the sums are taken.
         centred: Whether filters' means are subtracted.
     """
-    patches = (3 if centred else 1) * (channels + taps)
+    own = channels + taps if channels > GHOST_STEP else channels * taps
+    patches = (3 if centred else 1) * own
     return (patches + filters + 2 * length + 16) * unit
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.kernels.definitions import GHOST_LONGEST, UNIT, Geometry, ghost_rounding
+from sfumato.kernels.definitions import GHOST_LONGEST, GHOST_STEP, UNIT, Geometry, ghost_rounding
 from sfumato.kernels.warming import launch
 
 
@@ -89,7 +89,7 @@ def ghost_norms(x: Tensor, d: Tensor, scales: Tensor | None, at: Geometry) -> Te
     examples = x.shape[0] // at.views
     norms = x.new_empty(examples, dtype=torch.float32)
     block = 16 if length <= 16 else 32 if length <= 32 else 64
-    across = 32 if max(channels, filters) <= 32 else 64
+    across = 32 if max(channels, filters) <= 32 else GHOST_STEP
     taps = at.kernel[0] * at.kernel[1]
     rounding = ghost_rounding(channels, taps, filters, length, UNIT, centred=scales is not None)
     launch(
