@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,3 +137,9 @@ def test_the_noise_agrees_with_what_papers_state() -> None:
 
 def test_the_chain_of_paper_003_goes_by_two_names() -> None:
     assert recipes.find("003/1-baseline") == recipes.find("paper-003/1-baseline")
+
+
+def test_the_number_of_rows_that_people_are_told() -> None:
+    count = len(every_row())
+    for page in ("README.md", "CHANGELOG.md"):
+        assert f"{count} rows" in (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
