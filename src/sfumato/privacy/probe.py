@@ -103,7 +103,7 @@ def _refuse_mixing(engine: Layered, draws: Draws, rows: int) -> None:
         # Both ends: what goes by the order of a batch reaches one way only. Examples that are much
         # alike meet where there is room for few.
         plans += [(draws.x(rows), [(rows - 1, "other"), (0, "other")], first)]
-        plans += [(_alike(draws.x(rows)), [(0, "opposite"), (0, "other")], first)]
+        plans += [(_alike(draws.x(rows)), [(0, "opposite")], first)]
     if is_random(engine.model, draws.x(3)):
         plans += [(draws.x(5), [(2, "other")], first + k) for k in range(1, 9)]
     for x, changes, at in plans:
