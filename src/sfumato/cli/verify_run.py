@@ -45,8 +45,12 @@ def show(folder: Path, console: Console) -> None:
 
 
 def _weights(folder: Path, problems: bool) -> str:
+    from sfumato.training.classifier import TENSORS, read_weights
     from sfumato.training.files import WEIGHTS
 
     if not (folder / WEIGHTS).is_file():
         return "not written yet"
-    return "–" if problems else "as they were written"
+    if problems:
+        return "–"
+    known = TENSORS in read_weights(folder / WEIGHTS)[0]
+    return "as they were written" if known else "of an older version, which kept no digest of them"

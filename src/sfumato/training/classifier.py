@@ -26,7 +26,8 @@ from sfumato.models._outside import refuse_strangers
 from sfumato.training.files import WEIGHTS, write_whole
 
 FORMAT = "sfumato-1"
-_TENSORS = "tensors"
+TENSORS = "tensors"
+"""Under which a weights file has the digest of its tensors; older ones have none."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def save_weights(path: Path, network: nn.Module, description: Description) -> No
     """Write a self-describing weights file, whole or not at all."""
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in network.state_dict().items()}
     # One entry only: safetensors writes several in no fixed order, and equal runs are equal bytes.
-    content = asdict(description) | {_TENSORS: _digest(tensors)}
+    content = asdict(description) | {TENSORS: _digest(tensors)}
     write_whole(path, save(tensors, metadata={FORMAT: json.dumps(content)}))
 
 
@@ -147,7 +148,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         content = dict(json.loads(metadata[FORMAT]))
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
-    if content.pop(_TENSORS, None) not in (None, _digest(tensors)):
+    if content.get(TENSORS) not in (None, _digest(tensors)):
         raise UserError(
             f"The weights in {path} are not those that were written there: the file is damaged, or "
             "was changed. Take it from where it came from once more."
@@ -172,6 +173,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
     if not path.is_file():
         raise UserError(f"There is no run folder or weights file {path}.")
     content, tensors = read_weights(path)
+    content.pop(TENSORS, None)
     try:
         for key in ("classes", "size", "mean", "std"):
             content[key] = tuple(content[key])
