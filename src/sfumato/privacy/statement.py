@@ -110,7 +110,7 @@ def meaning(epsilon: float, delta: str) -> str:
             f"{_guess(epsilon)}. Both hold except with a chance of about δ = {delta}."
         )
     return (
-        f"By itself, ε = {epsilon:.4g} promises next to nothing about any one image. What can be "
+        f"By itself, ε = {upwards(epsilon)} promises next to nothing about any one image. What can be "
         "learnt from the released weights may be likelier with it in the training set than without "
         f"it by a factor of {factor(epsilon)} (e^ε), and by more with a chance of about "
         f"δ = {delta}."
@@ -300,7 +300,7 @@ def _beginning(f: Facts) -> str:
         )
     for e in f.exposures:
         if e.noisy:
-            cost = ", ".join(f"{v:.4g} by {k.upper()}" for k, v in e.epsilon.items())
+            cost = ", ".join(f"{upwards(v)} by {k.upper()}" for k, v in e.epsilon.items())
             seed = ", with noise from a seed" if e.seeded else ""
             lines.append(
                 f"The start also depends on '{e.data}', with ε = {cost} at δ = {e.delta:g}{seed}. "

@@ -115,7 +115,7 @@ def warnings(run: Run) -> list[str]:
         )
     if run.private and run.spent is not None and run.spent > LARGE:
         found.append(
-            f"**ε = {run.spent:.3g} is large**: the odds may change by a factor of "
+            f"**ε = {upwards(run.spent, 3)} is large**: the odds may change by a factor of "
             f"{factor(run.spent)}. As a guarantee on its own, that promises little."
         )
     if not run.finished:
