@@ -110,8 +110,8 @@ def meaning(epsilon: float, delta: str) -> str:
             f"{_guess(epsilon)}. Both hold except with a chance of about δ = {delta}."
         )
     return (
-        f"By itself, ε = {upwards(epsilon)} promises next to nothing about any one image. What can be "
-        "learnt from the released weights may be likelier with it in the training set than without "
+        f"By itself, ε = {upwards(epsilon)} promises next to nothing about any one image. What can "
+        "be learnt from the released weights may be likelier with it in the training set than without "
         f"it by a factor of {factor(epsilon)} (e^ε), and by more with a chance of about "
         f"δ = {delta}."
     )
