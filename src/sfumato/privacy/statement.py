@@ -111,8 +111,8 @@ def meaning(epsilon: float, delta: str) -> str:
         )
     return (
         f"By itself, ε = {upwards(epsilon)} promises next to nothing about any one image. What can "
-        "be learnt from the released weights may be likelier with it in the training set than without "
-        f"it by a factor of {factor(epsilon)} (e^ε), and by more with a chance of about "
+        "be learnt from the released weights may be likelier with it in the training set than "
+        f"without it by a factor of {factor(epsilon)} (e^ε), and by more with a chance of about "
         f"δ = {delta}."
     )
 
