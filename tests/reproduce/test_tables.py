@@ -300,3 +300,19 @@ def test_lines_join_the_points_of_one_network_alone() -> None:
     ]  # fmt: skip
     (label,) = axes.get_legend_handles_labels()[1]
     assert label == "ours: 001 (scale-resnet9, wrn-16-4)"
+
+
+def test_of_points_at_one_epsilon_a_curve_shows_the_last() -> None:
+    curve = {
+        "epsilon": [1.0, 2.0, 2.0, 3.0],
+        "step": [1, 2, 3, 4],
+        "accuracy": [0.1, 0.2, 0.3, 0.4],
+    }
+    assert figures._path(curve) == ([1.0, 2.0, 3.0], [0.1, 0.3, 0.4], [1, 3, 4])
+    assert figures._path(curve | {"epsilon": []})[0] == [1, 2, 3, 4]
+
+
+def test_what_other_rows_start_from_is_no_point_of_the_front() -> None:
+    names = {row.name for row in dict(pareto._series())["002"]}
+    assert "he-cifar10-eps19.2" in names and "sgd-cifar10-eps8" in names
+    assert not names & {"meanvar-source-cifar10-eps4", "meanvar-cifar10-eps19.2"}

@@ -267,29 +267,36 @@ class _Mish(torch.autograd.Function):
 
     With e = exp x and n = e (e + 2) the hyperbolic tangent is n / (n + 2). PyTorch's own takes an
     exponential, a logarithm and a tangent each time, and a compiled pass takes it several times.
+
+    What is returned is never a tensor under a second name: traced by PyTorch 2.11, such an output
+    loses its gradient (pytorch/pytorch#180642).
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        wide, e = _exponential(x)
+        e = _exponential(x)
         n = e * (e + 2)
-        return (wide * (n / (n + 2))).to(x.dtype)
+        return _like(x, x * (n / (n + 2)))
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        wide, e = _exponential(x)
+        e = _exponential(x)
         n = e * (e + 2)
         inverse = 1 / (n + 2)
-        slope = inverse * (n + 4 * wide * e * (e + 1) * inverse)
-        return (d * slope).to(x.dtype)
+        slope = inverse * (n + 4 * x * e * (e + 1) * inverse)
+        return _like(x, d * slope)
 
 
-def _exponential(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The input in float32 at least, and its exponential, which beyond 20 makes no difference."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return wide, wide.clamp(max=20.0).exp()
+def _exponential(x: Tensor) -> Tensor:
+    """The exponential in float32 at least; beyond 20 it makes no difference."""
+    return x.clamp(max=20.0).to(torch.promote_types(x.dtype, torch.float32)).exp()
+
+
+def _like(x: Tensor, y: Tensor) -> Tensor:
+    """`y` in the precision of `x`."""
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 _mish: Callable[..., Tensor] = _Mish.apply

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -153,9 +154,7 @@ def _seeds(axes: Axes, runs: Sequence[Entry], label: str, number: int) -> None:
     if not runs:
         axes.plot([], [], color=style.LIGHT, label=f"{label} (not run)")
         return
-    paths = [
-        (e.curve["epsilon"] or e.curve["step"], e.curve["accuracy"], e.curve["step"]) for e in runs
-    ]
+    paths = [_path(e.curve) for e in runs]
     for xs, ys, _ in paths if len(paths) > 1 else ():
         axes.plot(xs, ys, color=colour, linewidth=0.7, alpha=0.35)
     same = len({tuple(steps) for _, _, steps in paths}) == 1
@@ -171,6 +170,17 @@ def _seeds(axes: Axes, runs: Sequence[Entry], label: str, number: int) -> None:
         [xs[-1]], [end], color=colour, marker="D", markersize=7, markeredgecolor="white",
         linestyle="", clip_on=False, zorder=5,
     )  # fmt: skip
+
+
+def _path(curve: Mapping[str, Any]) -> tuple[list[float], list[float], list[int]]:
+    """Privacy spent (or steps), accuracies and steps; of points at one epsilon the last.
+
+    An epsilon that takes long to compute is known every so often, for the steps until then.
+    """
+    xs = curve["epsilon"] or curve["step"]
+    last = {x: place for place, x in enumerate(xs)}.values()
+    first, second, third = ([of[i] for i in last] for of in (xs, curve["accuracy"], curve["step"]))
+    return first, second, third
 
 
 def _dots(plot: Plot, entries: Sequence[Entry], path: Path) -> None:

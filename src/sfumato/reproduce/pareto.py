@@ -85,9 +85,17 @@ def _ours(axes: Axes, name: str, points: Sequence[Point], number: int) -> None:
 
 
 def _series() -> Iterator[tuple[str, Sequence[Row]]]:
-    """Rows that belong together: those of a paper from scratch, and our own after dead leaves."""
+    """Rows that belong together: those of a paper from scratch, and our own after dead leaves.
+
+    What another row starts from is a means and is left out.
+    """
     for paper in PAPERS:
-        scratch = [row for row in paper.rows if not (row.needs or row.best_needs or _drawn(row))]
+        starts = {start.id for row in paper.rows for start in (row.needs, row.best_needs) if start}
+        scratch = [
+            row
+            for row in paper.rows
+            if not (row.needs or row.best_needs or row.id in starts or _drawn(row))
+        ]
         yield paper.key if paper.key != "sfumato" else "own recipes", scratch
     yield "after dead leaves", [row for row in PAPERS[-1].rows if _drawn(row)]
 
