@@ -156,3 +156,23 @@ def test_data_of_your_own_gets_the_general_recipe() -> None:
     assert recipes.for_data("./scans").data.name == "./scans"
     assert recipes.for_data("./scans").name == "images"
     assert recipes.for_data("digits").name == "digits"
+
+
+def test_a_rate_for_normalised_gradients_is_not_taken_without_privacy() -> None:
+    bare = {"privacy.enabled": False}
+    usual = recipes.for_data("./scans")
+    ordinary = recipes.for_data("./scans", bare).optimizer
+    assert (usual.optimizer.name, ordinary.name) == ("sgd", "nadam")
+    assert ordinary.lr < 0.01 and ordinary.effective_noise is None
+    assert recipes.suited(usual, bare | {"optimizer.lr": 0.1}) == usual, "its author knows better"
+    assert recipes.for_data("digits", bare) == recipes.for_data("digits")
+
+
+def test_another_network_for_data_of_your_own_does_not_start_from_this_ones_weights() -> None:
+    usual = recipes.for_data("./scans")
+    assert usual.start.source == "dead-leaves"
+    assert recipes.for_data("./scans", {"model.name": usual.model.name}) == usual
+    other = recipes.for_data("./scans", {"model.name": "resnet9"})
+    assert (other.name, other.start.source) == ("from-scratch", "")
+    started = {"model.name": "resnet9", "start.source": "runs/leaves"}
+    assert recipes.for_data("./scans", started).name == "images"

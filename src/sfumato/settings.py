@@ -146,6 +146,11 @@ class Optimizer:
 
     name: str = _setting("sgd", "update rule", choices=("sgd", "adam", "adamw", "nadam", "rmsprop"))
     lr: float = _setting(2.0, "learning rate", above=0)
+    effective_noise: float | None = _setting(
+        None,
+        "sigma / B that lr is for: with less noise the rate rises, with more it falls, as the root",
+        above=0,
+    )
     momentum: float = _setting(0.0, "for sgd and rmsprop", least=0, below=1)
     nesterov: bool = _setting(False, "Nesterov's momentum, for sgd")
     beta1: float = _setting(0.9, "for adam, adamw and nadam", least=0, below=1)

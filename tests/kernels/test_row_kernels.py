@@ -93,7 +93,7 @@ def close(ours: Tensor, wanted: Tensor, tolerance: float) -> None:
 
 @pytest.mark.skipif(AVAILABLE, reason="runs on the device itself")
 def test_interpreted_kernels_equal_their_definitions() -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", minversion="3.7")  # 3.6 interprets nothing beside NumPy 2.4.
     interpreted("test_row_kernels")
 
 

@@ -83,6 +83,28 @@ def test_schedules_by_hand() -> None:
     )
 
 
+def test_the_rate_follows_the_noise() -> None:
+    unset, told = Optimizer(lr=2.0), Optimizer(lr=2.0, effective_noise=0.0025)
+    assert schedules.noise_scale(unset, 0.01) == 1
+    assert schedules.noise_scale(told, 0.0025) == 1
+    assert schedules.noise_scale(told, 0.01) == pytest.approx(0.5)
+    assert schedules.noise_scale(told, 0.0) == 1, "without privacy there is no noise to follow"
+
+
+@pytest.mark.parametrize("decay", [1.0, 3.0])
+def test_a_run_takes_the_rate_for_the_noise_of_each_step(decay: float, tmp_path: Path) -> None:
+    chosen = recipe(
+        optimizer__lr=2.0, optimizer__effective_noise=0.01, privacy__noise_decay=decay,
+        training__log_every=1,
+    )  # fmt: skip
+    train(chosen, out=tmp_path / "r", device="cpu")
+    plan = setup.plan(chosen, len(datasets.load("digits").train))
+    taken = [record["lr"] for record in records(tmp_path / "r") if "lr" in record]
+    sigmas = [plan.noise_at(step).multiplier for step in range(1, 7)]
+    assert taken == pytest.approx([2 * math.sqrt(0.01 * 100 / sigma) for sigma in sigmas])
+    assert (taken[-1] > taken[0] * 1.5) == (decay > 1)
+
+
 def test_a_plateau_lowers_the_rate_and_early_stopping_ends() -> None:
     watch = schedules.Watch(patience=4, stop_after=10, factor=0.5)
     for step, result in [(2, 0.5), (4, 0.6), (6, 0.6), (8, 0.59)]:

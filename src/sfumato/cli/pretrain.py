@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from sfumato.training.reporter import Reporter
 
 
-_OPTIMIZER = {"optimizer.name": "nadam", "optimizer.lr": 1e-3}
-
-
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(pretrain)
@@ -60,6 +57,7 @@ def pretrain(
     too high without clipping.
     """
     from sfumato.recipe import parse_setting
+    from sfumato.recipes import ORDINARY
 
     if recipe is None and data is None:
         raise UserError(
@@ -82,7 +80,7 @@ def pretrain(
         raise UserError("`sfumato pretrain` trains without privacy; `sfumato train` is private.")
     changes |= {"privacy.enabled": False, "data.public": True}
     if recipe is None:
-        changes = _OPTIMIZER | changes
+        changes = ORDINARY | changes
     chosen = choose(recipe, data, changes, given)
     chosen = chosen.replace({"name": f"pretrain-{Path(chosen.data.name).stem}"})
 

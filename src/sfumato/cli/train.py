@@ -215,7 +215,7 @@ def choose(
         if (path.is_dir() and not is_run) or path.suffix == ".npz":
             if data is not None:
                 raise UserError(f"Both {recipe} and --data {data} name the data: give one of them.")
-            return recipes.for_data(recipe).replace(changes, options=options)
+            return recipes.for_data(recipe, changes).replace(changes, options=options)
         if is_run:
             raise UserError(
                 f"{recipe} is a run. `sfumato train --resume {shlex.quote(recipe)}` goes on with "
@@ -224,8 +224,9 @@ def choose(
             )
     if recipe is not None:
         found = recipes.find(recipe)
+        found = recipes.suited(found, changes) if recipe in recipes.GENERAL else found
     else:
-        found = recipes.for_data(data) if data else recipes.find("digits")
+        found = recipes.for_data(data, changes) if data else recipes.find("digits")
     unnamed = recipe in recipes.GENERAL or not found.data.name
     if unnamed and not changes.get("data.name"):
         raise UserError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from sfumato.errors import UserError, names_in, nearest, nearest_path
 from sfumato.recipe import Recipe, loads
@@ -19,8 +20,13 @@ ALIASES = {
 """Other names of packaged recipes: the chain of paper 003 beside the paper's other recipes."""
 
 
-GENERAL = ("images", "last-layer", "wavelets")
+GENERAL = ("images", "from-scratch", "last-layer", "wavelets")
 """Recipes for images of one's own."""
+
+ORDINARY: dict[str, Any] = {
+    "optimizer.name": "nadam", "optimizer.lr": 1e-3, "optimizer.effective_noise": None,
+}  # fmt: skip
+"""What trains most networks without privacy, where a rate for clipped gradients is too high."""
 
 
 def packaged() -> dict[str, Path]:
@@ -71,8 +77,33 @@ def _is_path(name: str, known: Iterable[str]) -> bool:
     )
 
 
-def for_data(name: str) -> Recipe:
-    """The packaged recipe made for a data set, or the general one for images of any kind."""
-    known = packaged()
-    recipe = find(name if name in known and "/" not in name else "images")
-    return recipe.replace({"data.name": name})
+def suited(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A general recipe before changes: without privacy, a rate for normalised gradients is none.
+
+    Args:
+        recipe: One of `GENERAL`, or a data set's.
+        changes: What will be changed; an optimizer among it is left to its author.
+    """
+    chosen = any(name.startswith("optimizer.") for name in changes)
+    private = changes.get("privacy.enabled", recipe.privacy.enabled)
+    if private or chosen or recipe.privacy.clipping != "normalised":
+        return recipe
+    return recipe.replace(ORDINARY)
+
+
+def for_data(name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The packaged recipe made for a data set, or a general one for images of any kind.
+
+    Args:
+        name: The data set, a folder or a file.
+        changes: What will be changed: another model has no use for the start of `images`, unless a
+            start is among the changes too.
+    """
+    known, changes = packaged(), changes or {}
+    if name in known and "/" not in name:
+        return find(name).replace({"data.name": name})
+    recipe = find("images")
+    own = changes.get("model.name", recipe.model.name) == recipe.model.name
+    if not own and "start.source" not in changes:
+        recipe = find("from-scratch")
+    return suited(recipe, changes).replace({"data.name": name})

@@ -172,10 +172,11 @@ def _data(run: Run, measured: Measured) -> str:
 
 def _training(run: Run, measured: Measured) -> str:
     o, t = run.recipe.optimizer, run.recipe.training
+    scaled = f" × √({o.effective_noise:g} B / σ)" if o.effective_noise else ""
     rows = [
         ("network", run.recipe.model.name),
         ("parameters", "unknown" if measured.parameters is None else f"{measured.parameters:,}"),
-        ("optimizer", f"{o.name}, learning rate {o.lr:g}, {o.schedule}"),
+        ("optimizer", f"{o.name}, learning rate {o.lr:g}{scaled}, {o.schedule}"),
         ("expected batch", "unknown" if run.batch is None else f"{run.batch:g}"),
         ("steps", guarantee.steps(run)),
         ("views per image", str(t.views + t.self_mix)),

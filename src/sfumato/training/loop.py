@@ -240,13 +240,9 @@ class Loop:
             before=lambda event: self.ledger.record(number, event),
         )
         trouble.check_divergence(self.recipe, statistics, number)
-        rate = schedules.learning_rate(
-            self.recipe.optimizer,
-            number,
-            self.plan.steps,
-            epoch=self.epoch,
-            scale=self.watch.scale,
-        )
+        o, noise = self.recipe.optimizer, self.plan.effective_noise(number)
+        scale = self.watch.scale * schedules.noise_scale(o, noise)
+        rate = schedules.learning_rate(o, number, self.plan.steps, epoch=self.epoch, scale=scale)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

@@ -47,6 +47,16 @@ def learning_rate(
             return lr
 
 
+def noise_scale(settings: Optimizer, noise: float) -> float:
+    """What the learning rate is multiplied by where a step's noise, sigma / B, is `noise`.
+
+    Rates chosen by held-out images went with one over the root of the noise, see docs/methods.md.
+    """
+    if settings.effective_noise is None or noise == 0:
+        return 1.0
+    return math.sqrt(settings.effective_noise / noise)
+
+
 @dataclass
 class Watch:
     """Watches validation results for a plateau.

@@ -67,6 +67,10 @@ class Plan:
         """The noise of step `step` (from 1)."""
         return GaussianNoise(self.schedule.at(step)) if self.schedule else self.noise
 
+    def effective_noise(self, step: int) -> float:
+        """The noise of step `step` on the mean gradient, in units of C: sigma / B."""
+        return self.noise_at(step).multiplier / self.sampler.batch
+
     def clipping_at(self, step: int, now: ClippingRule) -> ClippingRule:
         """The rule of step `step` (from 1), given the rule as it is now."""
         if self.clip_decay == 1 or not isinstance(now, Flat | Normalised | GroupWise):
@@ -244,6 +248,8 @@ def describe(recipe: Recipe, plan: Plan, dataset: Dataset) -> str:
     sigmas = plan.schedule.multipliers if plan.schedule else (plan.noise.multiplier,)
     sigma = " to ".join(f"{value:.4g}" for value in dict.fromkeys((sigmas[0], sigmas[-1])))
     noise = f"sigma {sigma}" if recipe.privacy.enabled else "without privacy"
+    if (scale := schedules.noise_scale(recipe.optimizer, plan.effective_noise(1))) != 1:
+        noise += f" and for that a rate of {scale * recipe.optimizer.lr:.3g}"
     return (
         f"Training {recipe.model.name} on {len(dataset.train):,} images of {len(dataset.classes)} "
         f"classes ({shape}): {plan.steps:,} steps of about {plan.sampler.batch:,} images, {noise}."
