@@ -27,7 +27,6 @@ def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
 CASES = [
     ("tanh-cnn", {"filters": 4}, 8, 1, None),
     ("tanh-cnn", {"filters": 4}, 8, 2, "ghost"),
-    ("scale-resnet9", {"layout": (4, 4, 8), "groups": 2}, 8, 1, None),
     ("wrn-10-1", {}, 8, 2, "materialise"),
     ("wrn-10-1", {}, 8, 1, "norm-only"),
     ("wrn-10-1", {}, 8, 2, "ghost"),
