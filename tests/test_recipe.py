@@ -164,7 +164,7 @@ def test_a_rate_for_normalised_gradients_is_not_taken_without_privacy() -> None:
     ordinary = recipes.for_data("./scans", bare).optimizer
     assert (usual.optimizer.name, ordinary.name) == ("sgd", "nadam")
     assert ordinary.lr < 0.01 and ordinary.effective_noise is None
-    assert recipes.suited(usual, bare | {"optimizer.lr": 0.1}) == usual, "its author knows better"
+    assert recipes.for_data("./scans", bare | {"optimizer.lr": 0.1}) == usual, "who sets it knows"
     assert recipes.for_data("digits", bare) == recipes.for_data("digits")
 
 
@@ -176,3 +176,4 @@ def test_another_network_for_data_of_your_own_does_not_start_from_this_ones_weig
     assert (other.name, other.start.source) == ("from-scratch", "")
     started = {"model.name": "resnet9", "start.source": "runs/leaves"}
     assert recipes.for_data("./scans", started).name == "images"
+    assert recipes.for_data("./public", {"data.public": True}).name == "from-scratch"

@@ -551,3 +551,27 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
     assert process.returncode == 130, (out, err)
     assert "--resume" in out
     assert "Traceback" not in err
+
+
+def test_what_ones_own_images_are_trained_with(tmp_path: Path) -> None:
+    from sfumato.cli.train import choose
+
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    folder, bare = str(scans), {"privacy.enabled": False}
+    usual = choose(folder, None, {})
+    assert (usual.name, usual.start.source) == ("images", "dead-leaves")
+    other = {"model.name": "resnet9"}
+    named = choose("images", folder, other | {"data.name": folder})
+    for chosen in (choose(folder, None, other), choose(None, folder, other), named):
+        assert (chosen.name, chosen.model.name, chosen.start.source) == (
+            "from-scratch",
+            "resnet9",
+            "",
+        )
+    tried = choose(folder, None, {}, tried={"model.name": ["resnet9", "wrn-16-4"]})
+    assert tried.start.source == "", "none of them could start from the weights of another"
+    for chosen in (choose(folder, None, bare), choose("images", folder, bare | {"data.name": "x"})):
+        assert (chosen.optimizer.name, chosen.model.name) == ("nadam", usual.model.name)
+    kept = choose("sfumato/leaves-cifar10-eps2", None, bare)
+    assert kept.optimizer.name == "sgd", "a recipe that was named is taken as it is"

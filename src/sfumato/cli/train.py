@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,6 +197,8 @@ def choose(
     data: str | None,
     changes: dict[str, Any],
     given: dict[str, Any] | None = None,
+    *,
+    tried: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """The recipe that the arguments mean, with their changes made.
 
@@ -205,9 +207,11 @@ def choose(
         data: The option.
         changes: New values of settings.
         given: Those of them that options of their own stand for.
+        tried: Settings whose values will be varied.
     """
     from sfumato import recipes
 
+    known = {**(tried or {}), **changes}
     options = {key: OPTIONS[key] for key in given or {} if key in OPTIONS}
     if recipe is not None and recipe not in recipes.packaged():
         path = Path(recipe)
@@ -215,7 +219,7 @@ def choose(
         if (path.is_dir() and not is_run) or path.suffix == ".npz":
             if data is not None:
                 raise UserError(f"Both {recipe} and --data {data} name the data: give one of them.")
-            return recipes.for_data(recipe, changes).replace(changes, options=options)
+            return recipes.for_data(recipe, known).replace(changes, options=options)
         if is_run:
             raise UserError(
                 f"{recipe} is a run. `sfumato train --resume {shlex.quote(recipe)}` goes on with "
@@ -223,10 +227,10 @@ def choose(
                 f"{shlex.quote(str(path / 'recipe.toml'))}"
             )
     if recipe is not None:
-        found = recipes.find(recipe)
-        found = recipes.suited(found, changes) if recipe in recipes.GENERAL else found
+        among = recipe in recipes.GENERAL
+        found = recipes.general(recipe, known) if among else recipes.find(recipe)
     else:
-        found = recipes.for_data(data, changes) if data else recipes.find("digits")
+        found = recipes.for_data(data, known) if data else recipes.find("digits")
     unnamed = recipe in recipes.GENERAL or not found.data.name
     if unnamed and not changes.get("data.name"):
         raise UserError(

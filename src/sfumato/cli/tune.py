@@ -69,7 +69,7 @@ def tune(
     choices = parse_choices(try_)
     changes = dict(parse_setting(text) for text in set_)
     changes |= {"data.name": data} if data is not None else {}
-    chosen = choose(recipe, data, changes)
+    chosen = choose(recipe, data, changes, tried=choices)
 
     def after(trial: Trial) -> None:
         words = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())

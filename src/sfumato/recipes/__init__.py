@@ -77,14 +77,18 @@ def _is_path(name: str, known: Iterable[str]) -> bool:
     )
 
 
-def suited(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A general recipe before changes: without privacy, a rate for normalised gradients is none.
+def general(name: str, changes: Mapping[str, Any]) -> Recipe:
+    """One of `GENERAL`, as it suits what will be changed.
 
-    Args:
-        recipe: One of `GENERAL`, or a data set's.
-        changes: What will be changed; an optimizer among it is left to its author.
+    Another model has no use for the start of `images`, unless a start is among the changes too, and
+    images declared public are to become a start themselves: both are `from-scratch`. Without
+    privacy, a rate for normalised gradients is none; an optimizer among the changes is left alone.
     """
-    chosen = any(name.startswith("optimizer.") for name in changes)
+    recipe = find(name)
+    other = changes.get("model.name", recipe.model.name) != recipe.model.name
+    if name == "images" and ("data.public" in changes or (other and "start.source" not in changes)):
+        recipe = find("from-scratch")
+    chosen = any(key.startswith("optimizer.") for key in changes)
     private = changes.get("privacy.enabled", recipe.privacy.enabled)
     if private or chosen or recipe.privacy.clipping != "normalised":
         return recipe
@@ -96,14 +100,8 @@ def for_data(name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
 
     Args:
         name: The data set, a folder or a file.
-        changes: What will be changed: another model has no use for the start of `images`, unless a
-            start is among the changes too.
+        changes: What will be changed.
     """
-    known, changes = packaged(), changes or {}
-    if name in known and "/" not in name:
-        return find(name).replace({"data.name": name})
-    recipe = find("images")
-    own = changes.get("model.name", recipe.model.name) == recipe.model.name
-    if not own and "start.source" not in changes:
-        recipe = find("from-scratch")
-    return suited(recipe, changes).replace({"data.name": name})
+    own = name in packaged() and "/" not in name
+    recipe = find(name) if own else general("images", changes or {})
+    return recipe.replace({"data.name": name})
