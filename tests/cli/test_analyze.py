@@ -130,7 +130,7 @@ def test_bad_input_is_a_sentence(run: Run, trained: Path, tmp_path: Path) -> Non
     refused(run(trained, "--examples", 1), "--examples must be at least 2")
     refused(run(trained, "--only", "cost", "--out", "no/such/a.json"), "--out")
     (tmp_path / "kept.json").write_text("mine")
-    refused(run(trained, "--only", "cost", "--out", "kept.json"), "already exists")
+    refused(run(trained, "--only", "cost", "--out", "kept.json"), "exists already")
     assert (tmp_path / "kept.json").read_text() == "mine"
     (tmp_path / "cost.png").write_text("mine")
     refused(run(trained, "--only", "cost", "--picture", "."), "already holds cost.png")

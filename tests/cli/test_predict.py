@@ -157,7 +157,7 @@ def test_what_is_not_there(run: Run, tmp_path: Path, scans: Path) -> None:
     refused(run(folder, tmp_path / "empty"), "empty holds no images")
     refused(run(tmp_path / "norun", scans), "There is no run folder")
     refused(run(scans, scans), "holds no model.safetensors")
-    refused(run(folder, scans, "--out", tmp_path / "no" / "p.csv"), "p.csv cannot be written")
+    refused(run(folder, scans, "--out", tmp_path / "no" / "p.csv"), "there is no folder")
 
 
 def test_weights_that_are_damaged_or_foreign(run: Run, tmp_path: Path, scans: Path) -> None:

@@ -51,7 +51,7 @@ def test_nothing_is_overwritten(run: Run, finished: Path, tmp_path: Path) -> Non
     refused(run("report", finished, "-o", "page.html"), "page.html exists already")
     refused(run("card", finished, "-o", "page.html"), "page.html exists already")
     assert (tmp_path / "page.html").read_text() == "mine"
-    refused(run("report", finished, "-o", "no/such/page.html"), "does not exist")
+    refused(run("report", finished, "-o", "no/such/page.html"), "there is no folder")
 
 
 def test_what_is_no_run_is_refused(run: Run, tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato import newfile
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -135,13 +135,13 @@ def _write(
 ) -> list[Path]:
     """Write the numbers and the pictures; the files that were written."""
     from sfumato import version
-    from sfumato.training.files import write_whole
 
     written: list[Path] = []
     try:
         if out is not None:
             content = {"sfumato": version.of(), "runs": [one.to_dict() for one in found]}
-            write_whole(out, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+            with newfile.writing(out) as file:
+                file.write((json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
             written.append(out)
         if picture is not None:
             from sfumato.report import analysis
@@ -156,10 +156,7 @@ def _write(
 def _check_free(out: Path | None, picture: Path | None, parts: tuple[str, ...]) -> None:
     """Refuse before the long work what could not be written after it."""
     if out is not None:
-        if out.exists():
-            raise UserError(f"{out} already exists: choose another --out.")
-        if not out.parent.is_dir() or not os.access(out.parent, os.W_OK | os.X_OK):
-            raise UserError(f"{out.parent} is not a folder that can be written to (--out).")
+        newfile.check(out)
     if picture is not None:
         if picture.exists() and not picture.is_dir():
             raise UserError(f"{picture} is a file: --picture takes a folder.")

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfumato import newfile
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,12 +29,7 @@ def rounded_up(value: float) -> str:
 
 def check_new(path: Path) -> None:
     """Refuse a picture that could not be written, before the work is done."""
-    if path.suffix.lower() not in FORMATS:
-        raise UserError(f"--plot {path}: the name must end in {', '.join(FORMATS)}.")
-    if path.exists() or path.is_symlink():
-        raise UserError(f"--plot {path}: the file exists and is left alone; choose a new name.")
-    if not path.parent.is_dir():
-        raise UserError(f"--plot {path}: there is no folder {path.parent}; make it first.")
+    newfile.check(path, option="--plot", endings=FORMATS)
 
 
 def draw(path: Path, step: Step, *, delta: float, budget: float | None, title: str) -> None:
@@ -73,8 +69,5 @@ def draw(path: Path, step: Step, *, delta: float, budget: float | None, title: s
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
-    try:
-        with open(path, "xb") as file:
-            figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)
-    except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror}.") from None
+    with newfile.writing(path, option="--plot") as file:
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from sfumato.cli.report import check_new, write_new
+from sfumato import newfile
 from sfumato.errors import UserError
 
 
@@ -37,7 +37,7 @@ def card(
     from sfumato.report.runs import gather
     from sfumato.training.devices import pick_device
 
-    check_new(out)
+    newfile.check(out)
     (found,) = gather([run])
     if not found.finished:
         raise UserError(
@@ -47,5 +47,7 @@ def card(
     (measured,) = measure([found], data=data, root=data_root, device=pick_device(device))
     for remark in (*found.problems, *([measured.missing] if measured.missing else [])):
         typer.echo(f"Note: {remark}", err=True)
-    write_new(out, write_card(found, measured))
+    text = write_card(found, measured)
+    with newfile.writing(out) as file:
+        file.write(text.encode("utf-8", errors="replace"))
     typer.echo(f"Written: {out}")

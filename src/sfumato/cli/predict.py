@@ -8,16 +8,14 @@ import enum
 import io
 import itertools
 import json
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import typer
 
+from sfumato import newfile
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,8 +58,8 @@ def predict(
     from sfumato.training.classifier import load
     from sfumato.training.devices import pick_device
 
-    if out is not None and out.exists():
-        raise UserError(f"{out} exists already: give another --out, nothing is overwritten.")
+    if out is not None:
+        newfile.check(out)
     classifier = load(run, device=pick_device(device))
     if classifier.description.only_a_start:
         raise UserError(
@@ -140,23 +138,7 @@ def _destination(out: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    try:
-        out.touch(exist_ok=False)
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written ({error.strerror}): give another --out."
-        ) from None
-    name = ""
-    try:
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-        with open(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            yield stream
-        shutil.copymode(out, name)
-        os.replace(name, out)
-    except BaseException as error:
-        out.unlink(missing_ok=True)
-        if name:
-            Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UserError(f"{out} cannot be written: {error.strerror}.") from None
-        raise
+    with newfile.writing(out) as file:
+        stream = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+        yield stream
+        stream.detach()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from sfumato.errors import UserError
+from sfumato import newfile
 
 _ROOM = 110
 """A narrower terminal shows a line for each recipe, with as much of its description as fits."""
@@ -70,11 +70,7 @@ def copy(
     text = found.to_toml()
     if to.is_dir():
         to = to / f"{recipe.replace('/', '-')}.toml"
-    try:
-        with open(to, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UserError(f"{to} already exists; choose another name.") from None
-    except OSError as error:
-        raise UserError(f"Cannot write {to}: {error.strerror}.") from None
+    newfile.check(to, option="name")
+    with newfile.writing(to, option="name") as file:
+        file.write(text.encode())
     typer.echo(f"Wrote {to}. Train with it: sfumato train {shlex.quote(str(to))}{data}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from sfumato.errors import UserError
+from sfumato import newfile
 
 
 def register(app: typer.Typer) -> None:
@@ -47,41 +47,14 @@ def report(
     from sfumato.report.runs import gather
     from sfumato.training.devices import pick_device
 
-    check_new(out)
+    newfile.check(out)
     chosen = choose(samples)
     found = gather(runs)
     measured = measure(found, data=data, root=data_root, device=pick_device(device), samples=chosen)
     for run, result in zip(found, measured, strict=True):
         for remark in (*run.problems, *([result.missing] if result.missing else [])):
             typer.echo(f"Note: {run.name}: {remark}", err=True)
-    write_new(out, page(found, measured, title=title, shareable=shareable))
+    text = page(found, measured, title=title, shareable=shareable)
+    with newfile.writing(out) as file:
+        file.write(text.encode("utf-8", errors="replace"))
     typer.echo(f"Written: {out}")
-
-
-def check_new(out: Path) -> None:
-    """Refuse a file that exists or cannot be made, before the long work."""
-    if out.exists():
-        raise UserError(f"{out} exists already: give another --out, nothing is overwritten.")
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"The folder {out.absolute().parent} does not exist: make it first.")
-
-
-def write_new(out: Path, text: str) -> None:
-    """Write a file that must not exist."""
-    from sfumato.training.files import write_whole
-
-    try:
-        out.touch(exist_ok=False)
-        try:
-            write_whole(out, text.encode("utf-8", errors="replace"))
-        except BaseException:
-            out.unlink(missing_ok=True)
-            raise
-    except FileExistsError:
-        raise UserError(
-            f"{out} exists already: give another --out, nothing is overwritten."
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written ({error.strerror}): give another --out."
-        ) from None

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from sfumato import newfile
 from sfumato.data.imageset import Array, Dataset
-from sfumato.errors import UserError
 
 _COLUMNS = 10
 _ROWS = 20
@@ -51,23 +51,15 @@ def _font() -> ImageFont.FreeTypeFont:
 
 def check_new_png(path: Path) -> None:
     """Refuse a path that is not a new `.png` file, before any work is done for it."""
-    if path.suffix.lower() != ".png":
-        raise UserError(f"The picture {path} must be a .png file.")
-    if path.exists():
-        raise UserError(f"{path} exists already: give another name, nothing is overwritten.")
-    if not path.parent.is_dir():
-        raise UserError(f"The folder {path.parent} does not exist: create it first.")
+    newfile.check(path, option="--picture", endings=(".png",))
 
 
 def save_sheet(dataset: Dataset, path: Path) -> None:
     """Write the sheet as a new PNG file; an existing file is never overwritten."""
     check_new_png(path)
     image = sheet(dataset)
-    try:
-        with open(path, "xb") as file:
-            image.save(file, "PNG")
-    except OSError as error:
-        raise UserError(f"The picture {path} cannot be written ({error.strerror}).") from error
+    with newfile.writing(path, option="--picture") as file:
+        image.save(file, "PNG")
 
 
 def _viewable(planes: Array) -> Image.Image:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sfumato import nn as layers
 from sfumato.errors import UserError
 from sfumato.models.registry import register
+from sfumato.models.residual import Residual
 from sfumato.nn import NormOrder
 from sfumato.nn.equivariant import (
     EquivariantGroupNorm,
@@ -126,19 +127,6 @@ class Kit:
             layer = Restriction(self.field, after, fields)
         kit = replace(self, field=after)
         return kit, layer, fields * self.field.dimension // after.dimension
-
-
-class Residual(nn.Module):
-    """x + body(x), and the norm that follows the sum."""
-
-    def __init__(self, body: nn.Module, after: nn.Module) -> None:
-        super().__init__()
-        self.body, self.after = body, after
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the residual."""
-        out: Tensor = self.after(x + self.body(x))
-        return out
 
 
 class PreactivatedBlock(nn.Module):

@@ -7,26 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from torch import Tensor, nn
+from torch import nn
 
 from sfumato import nn as layers
 from sfumato.models.registry import register
+from sfumato.models.residual import Residual
 from sfumato.nn import Activation, Init, Norm, NormOrder
 
 PAPER = "Klause et al. (2022)"
-
-
-class Residual(nn.Module):
-    """x + body(x), followed by ScaleNorm where the network has it."""
-
-    def __init__(self, body: nn.Module, after: nn.Module) -> None:
-        super().__init__()
-        self.body, self.after = body, after
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the residual."""
-        out: Tensor = self.after(x + self.body(x))
-        return out
 
 
 @register("resnet9", paper=PAPER, parameters=2_447_946, minimum=8, preset={"scaled": False})

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sfumato.privacy.statement import upwards
 from sfumato.report import svg
 from sfumato.report.markup import Safe, details, element, join, table
 from sfumato.report.runs import Run, number
@@ -118,7 +119,8 @@ def records_table(run: Run, *, shareable: bool = False) -> Safe | None:
     for record in _thinned(run.records, _ROWS):
         row = [f"{record['step']}"]
         if run.private:
-            row.append(_shown(number(record, "epsilon"), "{:.3f}"))
+            spent = number(record, "epsilon")
+            row.append("–" if spent is None else upwards(spent, places=3))
         row += [_shown(number(record, line.key), "{:.4f}") for line in lines]
         rows.append(row)
     summary = f"The numbers of {run.name} as a table"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sfumato.privacy.statement import upwards
 from sfumato.report import svg
 from sfumato.report.learning import style_of
 from sfumato.report.markup import Safe, element
@@ -122,7 +123,7 @@ def chart(found: Sequence[Point], *, key: str, baseline: float | None) -> tuple[
     parts += _marks(found, across, up, frame)
     parts.append(element("g", {"class": "readout"}))
     worded = (
-        f"{p.name}: {100 * p.accuracy:.1f} % at epsilon {p.epsilon:.3g}"
+        f"{p.name}: {100 * p.accuracy:.1f} % at epsilon {upwards(p.epsilon, 3)}"
         + (f", dominated by {p.dominated}" if p.dominated else "")
         for p in found
     )

@@ -206,10 +206,9 @@ class Loop:
                 each = (now - settled) / (self.step - first - 1)
                 left = each * (self.plan.steps - self.step)
                 if self.step == first + _SETTLED and self.features is None:
-                    channels = self.dataset.channels
-                    for remark in trouble.about_pace(
-                        self.recipe, left, self.device, channels=channels
-                    ):
+                    first_one = self.dataset.train.images[:1]
+                    grey = bool((first_one == first_one[:, :1]).all())
+                    for remark in trouble.about_pace(self.recipe, left, self.device, grey=grey):
                         self.reporter.say(remark)
             self._show(left)
 

@@ -75,11 +75,11 @@ def about_start(private: PrivateGradients, seconds: float) -> list[str]:
     return remarks
 
 
-def about_pace(recipe: Recipe, seconds: float, device: torch.device, *, channels: int) -> list[str]:
+def about_pace(recipe: Recipe, seconds: float, device: torch.device, *, grey: bool) -> list[str]:
     """What to do about a run on a CPU that has hours to go."""
     if device.type != "cpu" or recipe.start.train or seconds < _LONG:
         return []
-    quick = "wavelets" if channels == 1 else "last-layer"
+    quick = "wavelets" if grey else "last-layer"
     budget = f" --epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.enabled else ""
     return [
         f"About {seconds / 3600:.1f} hours are left at this speed. If only the last layer is "
