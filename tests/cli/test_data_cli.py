@@ -84,7 +84,7 @@ def test_show_a_folder(run, shown, folder, tmp_path):
     one_sentence(run("show", folder, "--picture", picture), "sheet.png exists already")
     assert picture.read_bytes() == before
     one_sentence(run("show", folder, "--picture", tmp_path / "sheet.jpg"), "must end in .png")
-    one_sentence(run("show", folder, "--picture", tmp_path / "no" / "sheet.png"), "there is no folder")
+    one_sentence(run("show", folder, "--picture", tmp_path / "no" / "sheet.png"), "no folder")
 
 
 def test_show_reports_what_was_skipped(run, shown, folder):
