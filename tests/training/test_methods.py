@@ -456,3 +456,29 @@ def test_norms_of_groups_can_be_given() -> None:
     assert isinstance(bound, GroupWise)
     assert bound.groups == (1, 0, 0) and bound.limits == pytest.approx((6.0, 8.0))
     assert bound.sensitivity == pytest.approx(10.0)
+
+
+# The order of memory
+
+
+def test_a_run_in_the_usual_order_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, orders = recipe(data__channels=3), []
+    fetch = Views.fetch
+
+    def spied(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        x, labels = fetch(*given, **named)
+        orders.append(x.is_contiguous(memory_format=torch.channels_last))
+        return x, labels
+
+    monkeypatch.setattr(Views, "fetch", spied)
+    train(chosen, out=tmp_path / "fast", device="cpu")
+    assert orders and all(orders)
+    orders.clear()
+    monkeypatch.setattr(Loop, "_order", lambda loop: torch.contiguous_format)
+    train(chosen, out=tmp_path / "usual", device="cpu")
+    assert orders and not any(orders)
+    fast, usual = weights(tmp_path / "fast"), weights(tmp_path / "usual")
+    for name, value in fast.items():
+        torch.testing.assert_close(usual[name], value, rtol=1e-4, atol=1e-5)

@@ -60,6 +60,14 @@ class LastChannels(nn.Module):
         return x[:, -self.channels :]
 
 
+def _pool(kind: Pooling) -> nn.Module:
+    """The largest or the mean of 3x3 positions; those outside count as zeros of the mean."""
+    if kind == "max":
+        return nn.MaxPool2d(3, stride=1, padding=1)
+    # Padded apart: with padding of its own its gradient is wrong in PyTorch 2.11 on CUDA.
+    return nn.Sequential(nn.ZeroPad2d(1), nn.AvgPool2d(3, stride=1))
+
+
 @register("smoothnet", paper="Remerscheid et al. (2022)", parameters="3.4M", minimum=4)
 def smoothnet(
     *,
@@ -87,8 +95,7 @@ def smoothnet(
     def block(into: int, out: int) -> nn.Module:
         parts = OrderedDict[str, nn.Module](conv=nn.Conv2d(into, out, 3, padding=1, bias=False))
         if pooling != "none":
-            pool = nn.MaxPool2d if pooling == "max" else nn.AvgPool2d
-            parts["pool"] = pool(3, stride=1, padding=1)
+            parts["pool"] = _pool(pooling)
         parts |= layers.normalised(norm_order, layers.norm(norm, out, groups=groups), activation)
         return nn.Sequential(parts)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.privacy import layout
 from sfumato.privacy.draws import KINDS
 from sfumato.privacy.gradients import Loss, Path, cross_entropy
 from sfumato.privacy.isolation import Mixing, how_examples_mix, look, shape_complaint
@@ -149,6 +150,12 @@ def verify(
         tell("whether one example can reach another")
         _add_isolation(report, variants, batch, seed)
         _add_trials(report, variants, batch, tell)
+        if like_x.dim() == 4 and (apart := layout.difference(model, like_x)):
+            report.warnings.append(
+                f"in channels_last the gradients differ by up to {apart:.0%} from those in the "
+                f"usual order of memory: a fault of PyTorch {torch.__version__} in a layer of this "
+                "model. `sfumato train` takes the usual order; do so in a loop of your own"
+            )
     return report
 
 

@@ -1,0 +1,62 @@
+"""The order in which images lie in memory: the fast one, unless it changes a model's gradients.
+
+It must not change them, but kernels have had faults: up to PyTorch 2.12 at least, average pooling
+with padding on CUDA gives wrong gradients in `channels_last` (pytorch#188344), alone or in a batch,
+so that no comparison of examples can find it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.privacy.draws import random_rows
+from sfumato.privacy.precision import any_algorithm, full_precision, widest
+from sfumato.privacy.state import undisturbed
+from sfumato.privacy.subject import copied, held, without_zeros
+from sfumato.privacy.tracing import distance
+
+_SUSPICIOUS = 1e-3
+"""A difference that rounding seldom makes. One that stays in float64 is none of rounding's."""
+
+
+def difference(model: nn.Module, like: Tensor) -> float:
+    """How far a model's gradients in channels_last are from those in the usual order.
+
+    Runs on random images and copies of the model.
+
+    Args:
+        model: The model, on its device; it is left as it was.
+        like: Images whose shape and type to use; their values are not.
+
+    Returns:
+        The largest difference, relative to the largest number of its gradient; 0 if it is no more
+        than rounding, or if the model cannot be run so.
+    """
+    found = 0.0
+    with undisturbed(model), full_precision(like.device), any_algorithm():
+        for dtype in (like.dtype, widest(like.device)):
+            try:
+                usual, last = (
+                    _gradients(model, like.to(dtype), order)
+                    for order in (torch.contiguous_format, torch.channels_last)
+                )
+            except Exception:  # Whether a model runs at all is for others to find out.
+                break
+            found = max((distance(a, b) for a, b in zip(usual, last, strict=True)), default=0.0)
+            if found <= _SUSPICIOUS:
+                return 0.0
+    return found
+
+
+def _gradients(model: nn.Module, like: Tensor, order: torch.memory_format) -> list[Tensor]:
+    """The gradients of a random sum of outputs, for all parameters and for the images."""
+    model = copied(model).to(dtype=like.dtype)
+    model.to(memory_format=order)  # type: ignore[call-overload]
+    images = random_rows(like, 2).contiguous(memory_format=order).requires_grad_()
+    with without_zeros(model), held(model, "in evaluation mode"), torch.enable_grad():
+        outputs = model(images)
+        weights = random_rows(outputs.detach(), len(outputs), seed=1)
+        wanted = [images, *(p for p in model.parameters() if p.requires_grad)]
+        found = torch.autograd.grad((outputs * weights).sum(), wanted, allow_unused=True)
+    return [grad for grad in found if grad is not None]
