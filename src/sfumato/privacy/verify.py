@@ -153,8 +153,9 @@ def verify(
         if like_x.dim() == 4 and (apart := layout.difference(model, like_x)):
             report.warnings.append(
                 f"in channels_last the gradients differ by up to {apart:.0%} from those in the "
-                f"usual order of memory: a fault of PyTorch {torch.__version__} in a layer of this "
-                "model. `sfumato train` takes the usual order; do so in a loop of your own"
+                "usual order of memory: a layer is wrong there, or PyTorch "
+                f"{torch.__version__} is. `sfumato train` takes the usual order; do so in a loop "
+                "of your own"
             )
     return report
 
