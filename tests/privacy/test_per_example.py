@@ -208,3 +208,23 @@ def test_a_leaking_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
     engine = PerExample(model)
     engine(X, Y)
     assert engine.method == "torch.func" and "moves the gradients" in engine.passed_over["layers"]
+
+
+class _Squeezed(nn.Module):
+    """Ends as many networks do; of a single example it drops the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.conv(x).mean((2, 3), keepdim=True).squeeze())
+        return result
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_batch_that_is_squeezed_away_is_named(rows: int) -> None:
+    x, y = torch.randn(rows, 3, 6, 6), torch.randint(0, 5, (rows,))
+    with pytest.raises(UserError, match=r"squeeze\(1\)"):
+        PerExample(_Squeezed())(x, y)
