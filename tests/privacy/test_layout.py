@@ -88,7 +88,8 @@ def test_a_model_that_does_not_run_is_left_to_others() -> None:
 
 def test_verify_says_so() -> None:
     report = verify(_network(_Layer()), input_shape=(2, 6, 6))
-    assert any("channels_last" in warning for warning in report.warnings)
+    (warning,) = report.warnings
+    assert "channels_last" in warning and "own" in warning
     assert not verify(_network(nn.ReLU()), input_shape=(2, 6, 6)).warnings
 
 

@@ -16,6 +16,8 @@ from sfumato.training.run import train
 from sfumato.training.trouble import about_pace
 
 CPU = torch.device("cpu")
+COLOUR = np.random.default_rng(0).integers(0, 255, (3, 8, 8), np.uint8)
+GREY = COLOUR[:1]
 
 
 class Listening(Silent):
@@ -30,10 +32,11 @@ class Listening(Silent):
 
 def test_hours_on_a_cpu_have_a_way_out() -> None:
     chosen = recipes.for_data("my scans")
-    (remark,) = about_pace(chosen, 9000.0, CPU, grey=False)
+    (remark,) = about_pace(chosen, 9000.0, CPU, COLOUR)
     assert "About 2.5 hours" in remark
     assert remark.endswith("sfumato train last-layer --data 'my scans' --epsilon 8")
-    (remark,) = about_pace(chosen, 9000.0, CPU, grey=True)
+    (remark,) = about_pace(chosen, 9000.0, CPU, GREY)
+    assert [remark] == about_pace(chosen, 9000.0, CPU, GREY.repeat(3, 0))
     assert remark.endswith("sfumato train wavelets --data 'my scans' --epsilon 8")
     last = recipes.find("last-layer")
     assert last.start.train == ["head"] and last.start.source == "dead-leaves"
@@ -47,7 +50,7 @@ def test_hours_on_a_cpu_have_a_way_out() -> None:
 )
 def test_nothing_is_said_otherwise(seconds: float, device: str, trained: tuple[str, ...]) -> None:
     chosen = recipes.for_data("scans").replace({"start.train": list(trained)})
-    assert about_pace(chosen, seconds, torch.device(device), grey=False) == []
+    assert about_pace(chosen, seconds, torch.device(device), COLOUR) == []
 
 
 def test_grey_images_in_three_equal_channels_are_grey(

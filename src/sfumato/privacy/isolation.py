@@ -65,11 +65,14 @@ def shape_complaint(outputs: object, rows: int) -> str | None:
     """A sentence about outputs that are not one row per example, or None."""
     if isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[0] == rows:
         return None
-    said = f"for {rows} examples the model returns"
+    said = f"for a batch of {rows} the model returns"
     if not isinstance(outputs, Tensor):
         kind = type(outputs).__name__
         return f"{said} a {kind}: wrap it in a module that returns one tensor, such as the logits"
-    return f"{said} {tuple(outputs.shape)}, not one row of outputs per example"
+    wrong = f"{said} {tuple(outputs.shape)}, not one row of outputs per example"
+    if rows > 1:
+        return wrong
+    return f"{wrong}: if it uses squeeze(), name what to drop, as in squeeze(1) or flatten(1)"
 
 
 @dataclass(frozen=True)

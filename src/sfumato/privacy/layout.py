@@ -52,6 +52,16 @@ def difference(model: nn.Module, like: Tensor) -> float:
     return found
 
 
+def fault(model: nn.Module, like: Tensor) -> str:
+    """A sentence about a model whose gradients are others in channels_last, or nothing."""
+    if not (found := difference(model, like)):
+        return ""
+    return (
+        "In channels_last, the fast order of memory, the gradients of this model differ by up to "
+        f"{found:.0%}: one of its layers is wrong there, or PyTorch {torch.__version__} is."
+    )
+
+
 def _gradients(
     model: nn.Module, like: Tensor, order: torch.memory_format, still: bool
 ) -> list[Tensor]:

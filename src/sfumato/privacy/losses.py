@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.privacy.isolation import shape_complaint
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets to one loss per row."""
@@ -23,13 +24,8 @@ def per_example_losses(
 ) -> tuple[Tensor, Tensor]:
     """Outputs of all rows, and the loss of each example as the mean over its views."""
     outputs = model(x)
-    if isinstance(outputs, Tensor) and outputs.shape[:1] != x.shape[:1]:
-        raise UserError(
-            f"For a batch of {x.shape[0]} the model returns outputs of shape "
-            f"{tuple(outputs.shape)}, not one row per example. If it ends in squeeze(), which "
-            "drops the batch where that is one example: name what to drop, as in squeeze(1) or "
-            "flatten(1)."
-        )
+    if complaint := shape_complaint(outputs, x.shape[0]):
+        raise UserError(f"This model cannot be trained: {complaint}.")
     targets = y.repeat_interleave(views, 0) if views > 1 else y
     losses = loss(outputs, targets)
     if losses.shape != x.shape[:1]:

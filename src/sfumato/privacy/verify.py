@@ -150,12 +150,9 @@ def verify(
         tell("whether one example can reach another")
         _add_isolation(report, variants, batch, seed)
         _add_trials(report, variants, batch, tell)
-        if like_x.dim() == 4 and (apart := layout.difference(model, like_x)):
+        if like_x.dim() == 4 and (fault := layout.fault(model, like_x)):
             report.warnings.append(
-                f"in channels_last the gradients differ by up to {apart:.0%} from those in the "
-                "usual order of memory: a layer is wrong there, or PyTorch "
-                f"{torch.__version__} is. `sfumato train` takes the usual order; do so in a loop "
-                "of your own"
+                f"{fault} `sfumato train` takes the usual order; do so in a loop of your own"
             )
     return report
 

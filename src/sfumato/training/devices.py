@@ -1,13 +1,16 @@
-"""Where a run computes, and in what precision."""
+"""Where a run computes, in what precision, and in what order images lie in memory there."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from sfumato.data.locate import cache_folder
 from sfumato.errors import UserError
+from sfumato.privacy import layout
 
 
 def keep_compiled() -> None:
@@ -21,6 +24,24 @@ def precision(setting: str, device: torch.device) -> str:
         return setting
     narrow = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return "bfloat16" if narrow else "float32"
+
+
+def memory_order(
+    model: nn.Module, shape: tuple[int, int, int], device: torch.device, say: Callable[[str], None]
+) -> torch.memory_format:
+    """The order that the fast kernels want, unless this model's gradients are wrong in it.
+
+    Args:
+        model: The model, on the device.
+        shape: Channels, height and width of its images.
+        device: Where it runs.
+        say: Is told if it has to be the other order.
+    """
+    fault = layout.fault(model, torch.zeros(1, *shape, device=device))
+    if not fault:
+        return torch.channels_last
+    say(f"{fault} Training in the usual order, which may be slower.")
+    return torch.contiguous_format
 
 
 def pick_device(name: str, precision: str = "auto") -> torch.device:

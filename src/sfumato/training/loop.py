@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from sfumato.data import Dataset, ImageStore
 from sfumato.data.views import ViewParameters
 from sfumato.errors import UserError
-from sfumato.privacy import layout
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.noise import Randomness
@@ -84,7 +83,8 @@ class Loop:
         t = r.training
         self.views = setup.views(r)
         self.store = self._store("train")
-        self.order = self._order()
+        shape = self.dataset.channels, *self.dataset.size
+        self.order = devices.memory_order(self.model, shape, self.device, self.reporter.say)
         self.model.to(memory_format=self.order)  # type: ignore[call-overload]
         self.features = frozen_features(self.model, self.store, self.views)
         self._held: tuple[Tensor, Tensor] | None = None
@@ -118,20 +118,6 @@ class Loop:
             p = r.privacy
             spent = self.plan.curve(counts, delta=p.delta, accountant=p.accountant)
             self._spent = dict(zip(counts, spent, strict=True))
-
-    def _order(self) -> torch.memory_format:
-        """How images lie in memory: as the fast kernels want them, where those are right."""
-        d = self.dataset
-        like = torch.zeros(1, d.channels, *d.size, device=self.device)
-        found = layout.difference(self.model, like)
-        if not found:
-            return torch.channels_last
-        self.reporter.say(
-            "In channels_last, the fast order of memory, the gradients of this model differ by up "
-            f"to {found:.0%}: one of its layers is wrong there, or PyTorch {torch.__version__} is. "
-            "Training in the usual order, which may be slower."
-        )
-        return torch.contiguous_format
 
     def _store(self, part: str) -> ImageStore:
         d = self.dataset
@@ -222,9 +208,8 @@ class Loop:
                 each = (now - settled) / (self.step - first - 1)
                 left = each * (self.plan.steps - self.step)
                 if self.step == first + _SETTLED and self.features is None:
-                    first_one = self.dataset.train.images[:1]
-                    grey = bool((first_one == first_one[:, :1]).all())
-                    for remark in trouble.about_pace(self.recipe, left, self.device, grey=grey):
+                    image = self.dataset.train.images[0]
+                    for remark in trouble.about_pace(self.recipe, left, self.device, image):
                         self.reporter.say(remark)
             self._show(left)
 

@@ -72,7 +72,10 @@ class Prior:
                 **r.model.options,
             )
             self._split()
-        self.model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.to(self.device)
+        shape = self.channels, *self.size
+        self.order = devices.memory_order(self.model, shape, self.device, self.reporter.say)
+        self.model.to(memory_format=self.order)  # type: ignore[call-overload]
         self.projection.to(self.device)
         trained = [*self.model.parameters(), *self.projection.parameters()]
         self.optimizer = optimizers.build(r.optimizer, trained)
@@ -198,7 +201,7 @@ class Prior:
         """Loss and accuracy of telling apart two views of each image."""
         twice = torch.cat([images, images]).float() / 255
         views = (pairs.change(twice, numbers, size=self.size) - dead_leaves.MEAN) / dead_leaves.STD
-        views = views.contiguous(memory_format=torch.channels_last)
+        views = views.contiguous(memory_format=self.order)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.narrow):
             features = self.model(views)
         return contrast(self.projection(features.float().flatten(1)))

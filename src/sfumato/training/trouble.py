@@ -7,6 +7,7 @@ import shlex
 import torch
 from torch import nn
 
+from sfumato.data.imageset import Array
 from sfumato.errors import UserError
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.statistics import BatchStatistics
@@ -75,10 +76,11 @@ def about_start(private: PrivateGradients, seconds: float) -> list[str]:
     return remarks
 
 
-def about_pace(recipe: Recipe, seconds: float, device: torch.device, *, grey: bool) -> list[str]:
-    """What to do about a run on a CPU that has hours to go."""
+def about_pace(recipe: Recipe, seconds: float, device: torch.device, image: Array) -> list[str]:
+    """What to do about a run on a CPU that has hours to go, on images such as this one."""
     if device.type != "cpu" or recipe.start.train or seconds < _LONG:
         return []
+    grey = (image == image[:1]).all()
     quick = "wavelets" if grey else "last-layer"
     budget = f" --epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.enabled else ""
     return [
