@@ -216,4 +216,4 @@ def test_one_process_may_train_more_models_than_the_compiler_likes() -> None:
         torch.testing.assert_close(ours.losses, wanted.losses)
         weights = torch.rand(filters, 1)
         for a, b in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-5)

@@ -79,15 +79,16 @@ def test_a_matrix_is_as_good_as_written_out(views: int, bias: bool) -> None:
 
 
 def test_a_matrix_whose_example_is_nan_or_opposite() -> None:
+    torch.manual_seed(0)
     x, d = torch.randn(6, 40), torch.randn(6, 120)
     d[1], x[1] = -d[0], x[0]
     x[2] = float("nan")
     part = DeferredMatrix(x, d, 2)
     first, second, third = part.squared_norms().tolist()
-    assert 0 <= first < 1e-9 and math.isnan(second)
+    assert 0 <= first < 1e-8 and math.isnan(second)
     assert third == pytest.approx(float(part.tensor()[2].double().square().sum()), rel=1e-6)
     weights = torch.tensor([1.0, 0.0, 0.5])
-    torch.testing.assert_close(part.weighted_sum(weights), part.tensor()[2] / 2)
+    torch.testing.assert_close(part.weighted_sum(weights).float(), part.tensor()[2] / 2)
     empty = DeferredMatrix(x[:0], d[:0], 2)
     assert empty.squared_norms().shape == (0,)
     assert not empty.weighted_sum(weights[:0]).any()
@@ -107,7 +108,7 @@ class Narrow(nn.Module):
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_sums_are_in_float32_where_a_model_computes_in_less(trained: bool) -> None:
+def test_sums_are_in_float32_at_least_where_a_model_computes_in_less(trained: bool) -> None:
     torch.manual_seed(0)
     model, rule = Narrow(trained), Flat(0.1)
     x, y = torch.randn(4, 3, 4, 4), torch.randint(0, 60, (4,))
@@ -115,7 +116,7 @@ def test_sums_are_in_float32_where_a_model_computes_in_less(trained: bool) -> No
     for n in range(4):
         found = engine(x[n : n + 1], y[n : n + 1])
         sums = found.weighted_sum(rule.weights(found.squared_norms()))
-        assert all(s.dtype == torch.float32 for s in sums)
+        assert all(s.dtype in (torch.float32, torch.float64) for s in sums)
         assert sum(float(s.double().square().sum()) for s in sums) ** 0.5 <= 0.1
     assert engine.method == "layers", engine.passed_over
 
@@ -135,7 +136,8 @@ def test_what_overflows_on_the_way_is_left_out() -> None:
     x, d = torch.full((2, 64), 1e-41), torch.full((2, 64), 3e38)
     x[1], d[1] = 1.0, 1.0
     part = DeferredMatrix(x, d, 1)
-    torch.testing.assert_close(part.weighted_sum(torch.tensor([10.0, 1.0])), torch.ones(64, 64))
+    total = part.weighted_sum(torch.tensor([10.0, 1.0]))
+    assert torch.equal(total, torch.ones(64, 64).double())
 
 
 class Changing(nn.Module):

@@ -22,6 +22,7 @@ from sfumato.privacy.filters import conv_weight_gradients
 from sfumato.privacy.keeping import at_least_float32
 from sfumato.privacy.paths import kind_of
 from sfumato.privacy.planning import geometry_of, outputs_of
+from sfumato.privacy.rescaling import rescaled
 from sfumato.privacy.state import undisturbed
 
 _SMALLEST = 1 << 16
@@ -71,12 +72,7 @@ class DeferredFilters:
         Guarantee: Rescaling and sums are in float32 at least, so what an example adds is its
         gradient times its weight; one of weight zero adds exactly nothing.
         """
-        d, x = at_least_float32(self.d), at_least_float32(self.x)
-        rows = weights.repeat_interleave(self.at.views).view(-1, 1, 1, 1).to(d.dtype)
-        d = d * rows
-        dropped = rows == 0
-        if bool(dropped.any()):
-            d, x = (torch.where(dropped, 0.0, t) for t in (d, x))
+        x, d = rescaled(self.x, self.d, weights, self.at.views)
         at = self.at
         total: Tensor = torch.ops.aten.convolution_backward(
             d, x, self.weight.to(d.dtype), None, at.stride, at.padding, at.dilation, False,
@@ -121,19 +117,13 @@ class DeferredMatrix:
         return (pairs.sum((1, 2)).clamp_min(0).sqrt() + self.views * rounding * most).square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """One product of the inputs and the rescaled gradients.
+        """One product of the inputs and the rescaled gradients, in float64.
 
-        Guarantee: Rescaling and sums are in float32 at least, so what an example adds is its
-        gradient times its weight; one of weight zero adds exactly nothing.
+        Guarantee: What an example adds is its gradient times its weight; one of weight zero adds
+        exactly nothing.
         """
-        d, x = at_least_float32(self.d), at_least_float32(self.x)
-        d = d * weights.repeat_interleave(self.views).unsqueeze(1).to(d.dtype)
-        # Huge gradients on inputs of next to nothing may overflow though their product does not.
-        lost = (weights == 0) | ~torch.isfinite(self._views(d)).all(2).all(1)
-        dropped = lost.repeat_interleave(self.views).unsqueeze(1)
-        if bool(dropped.any()):
-            d, x = (torch.where(dropped, 0.0, t) for t in (d, x))
-        return d.transpose(0, 1) @ x
+        x, d = rescaled(self.x, self.d, weights, self.views)
+        return d.transpose(0, 1).double() @ x.double()
 
 
 def pays(layer: nn.Conv2d, output: torch.Size, views: int) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import UNIT, Geometry, ghost_rounding, padded
 from sfumato.privacy.planning import Way
+from sfumato.privacy.rescaling import rescaled
 
 Pullback = Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -212,10 +213,7 @@ class Matrix:
     def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
         """One product of weighted gradients and inputs, both without NaN where weights are zero."""
         assert x is not None
-        rows = weights[:, :1].repeat_interleave(self.views, 0)
-        a, b = (at_least_float32(t) for t in (x.detach(), found[0]))
-        a = torch.where(rows == 0, 0.0, a)
-        b = torch.where(rows == 0, 0.0, b * rows.to(b.dtype))
+        a, b = rescaled(x.detach(), found[0], weights[:, 0], self.views)
         return [b.T @ a]
 
 

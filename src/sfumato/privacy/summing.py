@@ -113,9 +113,10 @@ class Gradients:
 
         One column of weights serves all parameters.
 
-        Guarantee: The sum is taken in float32 or wider, whatever the compute precision around it.
-        Where a weight is zero the example contributes exactly nothing, even if its gradient holds
-        NaN or infinity.
+        Guarantee: The sum is taken in float64, or in float32 where the device has nothing wider, so
+        that the order of examples does not matter to 1e-11 of it. Where a weight is zero the
+        example contributes exactly nothing, even if its gradient holds NaN or infinity. (Parts
+        that are not written out are summed in float32, by one product of matrices.)
         """
         weights = weights.expand(-1, len(self._blocks))
         dropped = weights == 0
@@ -127,20 +128,35 @@ class Gradients:
                     sums.append(block.weighted_sum(weights[:, i]))
                     continue
                 if block is None or block.shape[1] == 0:
-                    dtype = torch.float32 if block is None else _accumulation(block.dtype)
-                    sums.append(torch.zeros(shape, device=weights.device, dtype=dtype))
+                    wide = widest(weights.device)
+                    sums.append(torch.zeros(shape, device=weights.device, dtype=wide))
                     continue
                 out = dropped[:, i]
                 if any_dropped and not bool(torch.isfinite(block[:, out]).all()):
                     block = block.masked_fill(out.view(1, -1, 1), 0)
-                dtype = _accumulation(block.dtype)
-                total = torch.matmul(weights[:, i].to(dtype), block.to(dtype))
-                sums.append(_unblock(total, shape))
+                sums.append(_unblock(_weighted(weights[:, i], block), shape))
         return sums
 
 
 def _accumulation(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
+
+
+_AT_ONCE = 1 << 22
+"""Numbers turned into float64 at once, 32 MiB."""
+
+
+def _weighted(weights: Tensor, block: Tensor) -> Tensor:
+    """The weighted sum over the examples of a block `(taps, examples, rest)`, `(taps, rest)`."""
+    wide = widest(block.device)
+    weights = weights.to(wide)
+    rows = max(1, _AT_ONCE // max(1, block.shape[0] * block.shape[2]))
+    parts = zip(torch.split(weights, rows), torch.split(block, rows, 1), strict=True)
+    sums = [torch.matmul(own, part.to(wide)) for own, part in parts]
+    total = sums[0]
+    for part in sums[1:]:
+        total += part
+    return total
 
 
 def _block(t: Tensor) -> Tensor:
