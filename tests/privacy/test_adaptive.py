@@ -17,6 +17,7 @@ from sfumato.privacy import (
     GaussianNoise,
     PoissonSampler,
     PrivateGradients,
+    Randomness,
     Step,
     epsilon,
     physical_batches,
@@ -33,15 +34,16 @@ def stream_rule(**changes: float) -> AdaptiveQuantile:
 @pytest.mark.parametrize(("quantile", "start"), [(0.5, 0.01), (0.8, 30.0), (0.2, 1.0)])
 def test_converges_to_the_true_quantile_within_noise(quantile: float, start: float) -> None:
     """Log-normal norms, Poisson draws of 200 among 4000, noise of a twentieth of the batch."""
-    generator = torch.Generator().manual_seed(0)
-    norms = torch.exp(torch.randn(4000, generator=generator, dtype=torch.float64))
+    normal = Randomness.from_seed(0).stream(0, "norms")
+    norms = torch.exp(normal.normals(4000, torch.device("cpu")))
     true = float(norms.quantile(quantile))
     sampler, noise = PoissonSampler(4000, 200), GaussianNoise(10.0)
     rule, seen = stream_rule(clip=start, quantile=quantile), []
-    for _ in range(400):
-        drawn = norms[sampler.draw(generator)]
+    for step in range(400):
+        stream = Randomness.from_seed(0).stream(step, "sample")
+        drawn = norms[sampler.draw(stream)]
         count = rule.observe(drawn.square().unsqueeze(1), torch.ones(len(drawn), dtype=torch.bool))
-        rule = rule.after(noise.add(count, sensitivity=1.0, generator=generator), 200)
+        rule = rule.after(noise.add(count, sensitivity=1.0, stream=stream), 200)
         seen.append(rule.limits[0])
     assert statistics.median(seen[-200:]) == pytest.approx(true, rel=0.1)
     assert max(seen[-200:]) < 1.6 * true
@@ -128,12 +130,13 @@ def run(size: int, *, by_layer: bool, steps: int = 3) -> tuple[list[Tensor], tup
         sampler=PoissonSampler(40, 12),
         clipping=AdaptiveQuantile(0.5, count_noise=3.0, by_layer=by_layer),
         noise=GaussianNoise(1.0),
+        randomness=Randomness.from_seed(100),
     )
     for step in range(steps):
-        generator = torch.Generator().manual_seed(step)
-        for part in physical_batches(private.sampler.draw(generator), size):
-            private.accumulate(x[part.indices], y[part.indices], part.weights)
-        private.release(generator=torch.Generator().manual_seed(100 + step))
+        stream = Randomness.from_seed(0).stream(step, "sample")
+        for part in physical_batches(private.sampler.draw(stream), size):
+            private.accumulate(x[part.indices], y[part.indices], part)
+        private.release()
     assert isinstance(private.clipping, AdaptiveQuantile)
     return [p.grad.clone() for p in network.parameters()], private.clipping.limits  # type: ignore[union-attr]
 
@@ -153,9 +156,10 @@ def test_noise_on_the_gradients_has_the_size_that_was_accounted() -> None:
     network = nn.Linear(200, 100, bias=False)
     rule = AdaptiveQuantile(2.0, count_noise=1.0)
     private = PrivateGradients(
-        network, sampler=PoissonSampler(10, 1), clipping=rule, noise=GaussianNoise(1.2)
-    )
-    private.release(generator=torch.Generator().manual_seed(0))
+        network, sampler=PoissonSampler(10, 1), clipping=rule, noise=GaussianNoise(1.2),
+        randomness=Randomness.from_seed(0),
+    )  # fmt: skip
+    private.release()
     z_g = 1 / math.sqrt(1 / 1.44 - 1 / 4)
     assert network.weight.grad is not None
     assert float(network.weight.grad.std()) == pytest.approx(z_g * 2.0, rel=0.02)

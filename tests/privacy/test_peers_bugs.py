@@ -138,7 +138,8 @@ def test_empty_batches_crash(layer: nn.Module) -> None:
     mechanism.accumulate(X, Y)
     mechanism.accumulate(X[:0], Y[:0], torch.ones(0))
     assert mechanism.release().examples == N
-    statistics = mechanism.release(generator=Randomness.from_seed(0).generator(0, "noise"))
+    mechanism.randomness = Randomness.from_seed(0)
+    statistics = mechanism.release()
     assert statistics.examples == 0
     assert all(p.grad is not None and bool(p.grad.any()) for p in net.parameters())
 
@@ -173,7 +174,7 @@ def test_expected_batch_is_not_what_was_asked() -> None:
     sampler = PoissonSampler(50_000, 4096)
     assert sampler.rate == 4096 / 50_000
     sizes = [
-        len(sampler.draw(Randomness.from_seed(0).generator(step, "sample"))) for step in range(200)
+        len(sampler.draw(Randomness.from_seed(0).stream(step, "sample"))) for step in range(200)
     ]
     drawn = stats.binomtest(sum(sizes), 200 * 50_000, sampler.rate)
     assert drawn.pvalue > 1e-3
@@ -216,7 +217,8 @@ def test_unknown_layers_are_frozen_with_a_print(capsys) -> None:
 def test_shuffles_but_accounts_as_poisson() -> None:
     """The size of a draw varies as a binomial does; a shuffled batch never varies."""
     sampler = PoissonSampler(1000, 100)
-    sizes = [float(len(sampler.draw(torch.Generator().manual_seed(s)))) for s in range(500)]
+    stream = Randomness.from_seed(0).stream(0, "sample")
+    sizes = [float(len(sampler.draw(stream))) for _ in range(500)]
     deviation = torch.tensor(sizes).std()
     assert 0.9 < float(deviation) / math.sqrt(1000 * 0.1 * 0.9) < 1.1
 

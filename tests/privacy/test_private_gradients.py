@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -136,14 +138,40 @@ def test_nothing_is_released_if_the_ledger_fails(model: nn.Module) -> None:
     assert mechanism.released == 1
 
 
-def test_same_generator_same_release(model: nn.Module) -> None:
+def test_same_key_same_release(model: nn.Module) -> None:
+    releases = []
+    for seed in (1, 1, 2):
+        mechanism = private(model, noise=GaussianNoise(1.0))
+        mechanism.randomness = Randomness.from_seed(seed)
+        mechanism.accumulate(X, Y)
+        mechanism.release()
+        releases.append(grads(model))
+    assert all(torch.equal(a, b) for a, b in zip(*releases[:2], strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(*releases[1:], strict=True))
+
+
+def test_noise_is_never_used_again(model: nn.Module) -> None:
+    """Not even if somebody sets the history back: two releases with one noise give their sums
+    away."""
     mechanism = private(model, noise=GaussianNoise(1.0))
     releases = []
+    for _ in range(3):
+        mechanism.history = []
+        mechanism.release()
+        releases.append(torch.cat([g.flatten() for g in grads(model)]))
+    for a, b in itertools.combinations(releases, 2):
+        assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.3
+
+
+def test_the_global_seed_changes_no_release(model: nn.Module) -> None:
+    releases = []
     for _ in range(2):
+        torch.manual_seed(0)
+        mechanism = private(model, noise=GaussianNoise(1.0))
         mechanism.accumulate(X, Y)
-        mechanism.release(generator=Randomness.from_seed(1).generator(4, "noise"))
+        mechanism.release()
         releases.append(grads(model))
-    assert all(torch.equal(a, b) for a, b in zip(*releases, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(*releases, strict=True))
 
 
 def test_discard_forgets(model: nn.Module) -> None:
@@ -330,7 +358,7 @@ def test_a_loop_of_ones_own_gets_a_statement(model: nn.Module) -> None:
     mechanism = private(model, noise=GaussianNoise(1.5))
     loader = DataLoader(
         TensorDataset(X.repeat(10, 1, 1, 1), Y.repeat(10)),
-        batch_sampler=mechanism.sampler.batches(3, torch.Generator().manual_seed(0)),
+        batch_sampler=mechanism.sampler.batches(3, Randomness.from_seed(0)),
     )
     sizes = []
     for x, y in loader:

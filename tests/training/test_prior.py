@@ -18,7 +18,7 @@ from sfumato import starts
 from sfumato.errors import UserError
 from sfumato.privacy.composition import Exposure
 from sfumato.privacy.ledger import read as read_ledger
-from sfumato.privacy.noise import Randomness
+from sfumato.privacy.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.recipes import find
 from sfumato.reproduce.row import Row

@@ -66,7 +66,8 @@ def rewritten(folder: Path, change: Any) -> None:
 
 def test_the_ledger_says_where_noise_came_from(crashed: Path) -> None:
     header, _ = ledger.read(crashed / files.LEDGER)
-    assert header["noise"] == {"device": "cpu", "torch": torch.__version__}
+    wanted = {"source": "chacha20", "device": "cpu", "torch": torch.__version__}
+    assert header["noise"] == wanted
     resume(crashed, device="cpu")
 
 
@@ -85,8 +86,17 @@ def test_steps_are_not_repeated_with_noise_of_another_pytorch(crashed: Path) -> 
     assert resume(crashed, device="cpu").steps == 10
 
 
-def test_runs_that_began_before_it_was_written_go_on(crashed: Path) -> None:
-    rewritten(crashed, lambda lines: lines[0].pop("noise"))
+@pytest.mark.parametrize(
+    "change", [lambda first: first.pop("noise"), lambda first: first["noise"].pop("source")]
+)
+def test_runs_that_began_with_other_noise_go_on_without_repeating_steps(
+    crashed: Path, change: Any
+) -> None:
+    """Runs of before had noise from PyTorch's generators."""
+    rewritten(crashed, lambda lines: change(lines[0]))
+    with pytest.raises(UserError, match=r"another source: steps 6 to 8 .*other noise"):
+        resume(crashed, device="cpu")
+    rewritten(crashed, lambda lines: lines.__delitem__(slice(6, None)))
     assert resume(crashed, device="cpu").steps == 10
 
 

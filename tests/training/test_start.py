@@ -29,7 +29,7 @@ from sfumato.privacy.accounting import Step, epsilon
 from sfumato.privacy.calibration import noise_multiplier_for, steps_for
 from sfumato.privacy.composition import Exposure
 from sfumato.privacy.ledger import read
-from sfumato.privacy.noise import Randomness
+from sfumato.privacy.randomness import Keystream, Randomness
 from sfumato.recipe import Recipe, loads
 from sfumato.settings import Start
 from sfumato.training import files, fill, setup, start
@@ -279,16 +279,15 @@ def test_a_start_on_the_same_images_is_composed(place: Path, tmp_path: Path) -> 
 def test_no_draw_and_no_noise_of_a_private_start_is_used_again(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
 ) -> None:
-    used: list[int] = []
-    generator = Randomness.generator
+    used: list[bytes] = []
+    stream = Randomness.stream
 
-    def watch(self: Randomness, step: int, purpose: str, device: Any = "cpu") -> torch.Generator:
-        made = generator(self, step, purpose, device)
-        if purpose in ("noise", "sample"):
-            used.append(made.initial_seed())
+    def watch(self: Randomness, step: int, purpose: str) -> Keystream:
+        made = stream(self, step, purpose)
+        used.append(made._key)
         return made
 
-    monkeypatch.setattr(Randomness, "generator", watch)
+    monkeypatch.setattr(Randomness, "stream", watch)
     first = recipe(place, "scans", {"training.seed": 3})
     train(first, out=tmp_path / "first", device="cpu")
     source = {"start.source": str(tmp_path / "first"), "start.same_data": same}

@@ -33,7 +33,7 @@ from sfumato.training.averaging import Average
 def sfumato(case: Case, device: torch.device) -> Contender:
     """A real `Loop` over generated images, in a temporary run folder."""
     from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.noise import Randomness
+    from sfumato.privacy.randomness import Randomness
     from sfumato.training import files
     from sfumato.training.loop import Loop
     from sfumato.training.metrics import Metrics

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     )
     from sfumato.privacy.gradients import Gradients, PerExample, cross_entropy
     from sfumato.privacy.mechanism import PrivateGradients
-    from sfumato.privacy.noise import GaussianNoise, Randomness
+    from sfumato.privacy.noise import GaussianNoise
+    from sfumato.privacy.randomness import Keystream, Randomness
     from sfumato.privacy.reference import one_at_a_time
     from sfumato.privacy.refuse import refuse_mixing_layers
     from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler, physical_batches
@@ -47,7 +48,8 @@ _HOME = {
     "BatchStatistics": "statistics",
     "PrivateGradients": "mechanism",
     "GaussianNoise": "noise",
-    "Randomness": "noise",
+    "Keystream": "randomness",
+    "Randomness": "randomness",
     "one_at_a_time": "reference",
     "refuse_mixing_layers": "refuse",
     "PhysicalBatch": "sampling",
@@ -64,6 +66,7 @@ __all__ = [
     "GaussianNoise",
     "Gradients",
     "GroupWise",
+    "Keystream",
     "Normalised",
     "PerExample",
     "PhysicalBatch",

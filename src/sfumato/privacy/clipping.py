@@ -18,8 +18,14 @@ from torch import Tensor
 from sfumato.errors import UserError, nearest
 from sfumato.privacy.grouping import group_parameters, norms_by_group, on_device, split_evenly
 
-MARGIN = 1e-5
-"""Rounding head-room: examples are scaled to C·(1 − MARGIN), so C itself is never exceeded."""
+MARGIN = 2.0**-16
+"""Rounding head-room, 1.5e-5: examples are scaled to C·(1 − MARGIN), so C itself is never exceeded.
+Norms take 8e-6 of it (`summing`); the rest is for the order in which up to 10^5 examples are added
+up in float64, which an example can change by at most 2 · 10^10 roundings of 2^-53 C."""
+
+SMALLEST_WEIGHT = 1e-37
+"""Weights below it are zero: float32 holds smaller ones with fewer than 24 bits, and an example of
+such a weight, rounded up, would add more than C."""
 
 SMALLEST = 1e-12
 """The smallest clipping norm and gamma: far below, float32 cannot hold what they scale."""

@@ -11,13 +11,15 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting import AccountantName, Step, merge
 from sfumato.privacy.accounting import epsilon as account
 from sfumato.privacy.calibration import check_delta
-from sfumato.privacy.clipping import ClippingRule, Unclipped
+from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Unclipped
+from sfumato.privacy.draw_count import DrawCount
 from sfumato.privacy.gradients import Loss, PerExample, cross_entropy
 from sfumato.privacy.noise import GaussianNoise, shaped_like
 from sfumato.privacy.ordinary import Ordinary
 from sfumato.privacy.own_statement import own_statement
 from sfumato.privacy.precision import widest
-from sfumato.privacy.sampling import PoissonSampler
+from sfumato.privacy.randomness import Randomness
+from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.privacy.summing import PerExampleGradients
 
@@ -34,14 +36,17 @@ class PrivateGradients:
         loss: From outputs and targets to one loss per row.
         views: Rows per example, averaged before clipping.
         check: Check the model against the slow reference before the first batch.
+        randomness: Source of the noise: a new key from the operating system if None. With
+            `Randomness.from_seed` releases can be repeated, and are not private.
 
     Guarantee: If every call of `release` follows the accumulation of one draw of `sampler`, each
     drawn example once, then the sequence of gradients released is the composition of `history`:
     Poisson-subsampled Gaussian mechanisms under adding or removing one example. Events are recorded
     as they happen, so changing the noise or the sampler later does not rewrite them. What is added
     for an example has at most the rule's sensitivity, in floating point too; one whose gradient is
-    not finite adds nothing. (That an example also changes how the sum of the others is rounded is
-    not counted: parts in a thousand of the sensitivity if thousands of gradients are all alike.)
+    not finite adds nothing. Physical batches are added up in float64, so that an example cannot
+    change how the sum of the others is rounded by more than the clipping rules' head-room. Noise
+    comes from a cipher, never from PyTorch's generators, and no two releases have the same.
     """
 
     _rule: ClippingRule
@@ -57,6 +62,7 @@ class PrivateGradients:
         loss: Loss = cross_entropy,
         views: int = 1,
         check: bool = True,
+        randomness: Randomness | None = None,
     ) -> None:
         _check_kinds(sampler, clipping, noise)
         if noise.multiplier and clipping.sensitivity == float("inf"):
@@ -65,13 +71,15 @@ class PrivateGradients:
                 "or no noise for a run without privacy."
             )
         self.sampler, self.noise = sampler, noise
+        self.randomness = Randomness.fresh() if randomness is None else randomness
+        self._noises = 0
         self.per_example = PerExample(model, loss=loss, views=views, check=check)
         self.clipping = clipping
         self.clipping.gradient_noise(noise.multiplier)
         self._history: list[Step] = []
         self._sums: dict[str, Tensor] | None = None
         self._summed_with: ClippingRule | None = None
-        self._drawn_by: PoissonSampler | None = None
+        self._draw = DrawCount()
         self._observed: Tensor | None = None
         self._statistics = BatchStatistics()
 
@@ -128,18 +136,27 @@ class PrivateGradients:
             rule=self.clipping.describe(), views=self.per_example.views,
         )  # fmt: skip
 
-    def accumulate(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
+    def accumulate(
+        self, x: Tensor, y: Tensor, weights: Tensor | PhysicalBatch | None = None
+    ) -> None:
         """Add a physical batch to the sum; nothing is added if this raises.
 
         Args:
             x: `(examples * views, ...)` inputs, the views of an example beside each other.
             y: `(examples,)` targets.
-            weights: One for an example that was drawn, zero for padding.
+            weights: The physical batch that x and y belong to, or its weights alone: one for an
+                example that was drawn, zero for padding. Every row was drawn if None.
+
+        Raises:
+            UserError: More examples than the sampler has, or one of them twice, where the physical
+                batch says which they are.
         """
-        if weights is not None:
-            _check_weights(weights, y)
-        self._same_sampler()
-        self._add(self._gradients(x, y), y, weights)
+        draw = self._draw.after(self.sampler, y, weights)
+        own = weights.weights if isinstance(weights, PhysicalBatch) else weights
+        if own is not None:
+            _check_weights(own, y)
+        self._add(self._gradients(x, y), y, own)
+        self._draw = draw
 
     def _gradients(self, x: Tensor, y: Tensor) -> PerExampleGradients:
         """Per-example gradients, or an ordinary backward pass where nobody asks for single ones."""
@@ -151,13 +168,13 @@ class PrivateGradients:
         if weights is not None:
             drawn = weights.to(y.device) > 0
         parameters = self.per_example.trainable
-        if not parameters:
-            raise UserError("Every parameter of the model is frozen: there is nothing to train.")
+        _check_parameters(parameters)
         if self._sums is not None and not _alike(self._sums, parameters):
             raise RuntimeError(_CHANGED)
         squared = gradients.squared_norms()
         rule = self._same_rule(parameters)
         scales = rule.weights(squared)
+        scales = torch.where(scales < SMALLEST_WEIGHT, 0.0, scales)
         if rule.uniform:
             scales = scales[:, :1]
         sums = gradients.weighted_sum(scales * drawn.unsqueeze(1))
@@ -170,49 +187,49 @@ class PrivateGradients:
         statistics = self._statistics + statistics
         totals = _zeros(parameters) if self._sums is None else self._sums
         own = [totals[name] for name in gradients.names]
-        parts = [part.to(t.dtype) for t, part in zip(own, sums, strict=True)]
+        parts = [part.to(device=t.device, dtype=t.dtype) for t, part in zip(own, sums, strict=True)]
         # Nothing may fail from here on: what was added would be added again.
         torch._foreach_add_(own, parts)
-        self._sums, self._summed_with, self._drawn_by = totals, rule, self.sampler
+        self._sums, self._summed_with = totals, rule
         self._statistics = statistics
         if observed is not None:
             self._observed = observed
 
-    def release(
-        self,
-        *,
-        generator: torch.Generator | None = None,
-        before: Callable[[Step], None] | None = None,
-    ) -> BatchStatistics:
+    def release(self, *, before: Callable[[Step], None] | None = None) -> BatchStatistics:
         """Put the noisy mean gradient into `.grad` and start a new sum.
 
         Guarantee: Afterwards no parameter has any other gradient: what an earlier backward pass
-        left in one that is not trained now, an optimizer would apply without noise.
+        left in one that is not trained now, an optimizer would apply without noise. Every number
+        of every parameter that is trained now has noise, or this raises.
 
         Args:
-            generator: Source of the noise; the global one if None.
             before: Called with the event of this release before anything is released, so that a
                 ledger can be on disk first.
         """
         parameters, others = self.per_example.parameters()
+        _check_parameters(parameters)
         sums = _zeros(parameters) if self._sums is None else self._sums
         if not _alike(sums, parameters):
             raise RuntimeError(_CHANGED)
-        self._same_sampler()
+        self._draw.check(self.sampler, self._statistics)
         event, rule = self.step_event, self._same_rule(parameters)
         noise = GaussianNoise(rule.gradient_noise(event.noise_multiplier))
         if before is not None:
             before(event)
+        # The number of a release never comes again, even if the history is set back.
+        self._noises = max(self._noises, self.released) + 1
         self._history = list(merge([*self._history, event]))
         noisy = noise.add_all(
-            [sums[name] for name in parameters], sensitivity=rule.sensitivity, generator=generator
+            [sums[name] for name in parameters],
+            sensitivity=rule.sensitivity,
+            stream=self.randomness.stream(self._noises, "noise"),
         )
-        means = torch._foreach_div(noisy, self.sampler.batch) if noisy else []
+        means = torch._foreach_div(noisy, self.sampler.batch)
         for parameter, mean in zip(parameters.values(), means, strict=True):
-            parameter.grad = mean.to(parameter.dtype)
+            parameter.grad = mean.to(device=parameter.device, dtype=parameter.dtype)
         for parameter in others:
             parameter.grad = None
-        self._rule = self._adapted(rule, len(parameters), generator)
+        self._rule = self._adapted(rule, len(parameters))
         statistics = self._statistics
         self.discard()
         return statistics
@@ -220,12 +237,7 @@ class PrivateGradients:
     def discard(self) -> None:
         """Forget what has been accumulated since the last release."""
         self._sums, self._observed, self._statistics = None, None, BatchStatistics()
-        self._summed_with = self._drawn_by = None
-
-    def _same_sampler(self) -> None:
-        """The event of a release has the rate of the sampler that the examples were drawn by."""
-        if self._drawn_by is not None and self._drawn_by != self.sampler:
-            raise RuntimeError("the sampler was changed between accumulate and release")
+        self._summed_with, self._draw = None, DrawCount()
 
     def _bound(self, parameters: dict[str, nn.Parameter]) -> ClippingRule:
         """The rule as it is now, for these parameters, which are those trained now."""
@@ -242,9 +254,7 @@ class PrivateGradients:
             raise RuntimeError("the clipping rule was changed between accumulate and release")
         return rule
 
-    def _adapted(
-        self, rule: ClippingRule, columns: int, generator: torch.Generator | None
-    ) -> ClippingRule:
+    def _adapted(self, rule: ClippingRule, columns: int) -> ClippingRule:
         """The rule after this release, from what it observed and noise of its own."""
         observed = self._observed
         if observed is None:
@@ -253,7 +263,8 @@ class PrivateGradients:
         if observed is None:
             return rule
         noise = GaussianNoise(rule.observation_noise)
-        noisy = noise.add(observed, sensitivity=1.0, generator=generator)
+        stream = self.randomness.stream(self._noises, "counts")
+        noisy = noise.add(observed, sensitivity=1.0, stream=stream)
         return rule.after(noisy, self.sampler.batch)
 
     def _count(
@@ -319,15 +330,32 @@ def _check_weights(weights: Tensor, y: Tensor) -> None:
         )
 
 
-def _zeros(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """A zero for each parameter, in float32 at least, out of one allocation for all that can."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+def _check_parameters(parameters: dict[str, nn.Parameter]) -> None:
+    """Refuse parameters that noise cannot be added to, at every batch and every release."""
+    if not parameters:
+        raise UserError("Every parameter of the model is frozen: there is nothing to train.")
     for name, p in parameters.items():
-        kind = p.device, torch.promote_types(p.dtype, torch.float32)
-        kinds.setdefault(kind, []).append(name)
+        if p.is_complex() or not p.is_floating_point():
+            raise UserError(
+                f"The parameter '{name}' is of type {p.dtype}, and noise is added to real numbers "
+                "alone: hold it as two real parameters (torch.view_as_complex makes one of them), "
+                "or freeze it with requires_grad_(False)."
+            )
+
+
+def _zeros(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """A zero in float64 for each parameter, out of one allocation for all of a device.
+
+    Apple's GPUs have no float64: their sums lie on the CPU.
+    """
+    homes: dict[torch.device, list[str]] = {}
+    for name, p in parameters.items():
+        home = torch.device("cpu") if p.device.type == "mps" else p.device
+        homes.setdefault(home, []).append(name)
     found: dict[str, Tensor] = {}
-    for (device, dtype), names in kinds.items():
+    for home, names in homes.items():
         sizes = [parameters[name].numel() for name in names]
-        parts = torch.split(torch.zeros(sum(sizes), device=device, dtype=dtype), sizes)
+        zeros = torch.zeros(sum(sizes), device=home, dtype=torch.float64)
+        parts = torch.split(zeros, sizes)
         found |= {n: shaped_like(part, parameters[n]) for n, part in zip(names, parts, strict=True)}
     return {name: found[name] for name in parameters}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
+from sfumato.privacy.randomness import Keystream, Randomness
 
 
 @dataclass(frozen=True)
@@ -19,25 +20,22 @@ class PhysicalBatch:
         indices: Which examples, `(size,)`; the padding repeats the first drawn example.
         weights: One for a drawn example, zero for padding.
         start: Position of the first example within the draw.
+        drawn: Number of examples that are not padding; they come first.
     """
 
     indices: Tensor
     weights: Tensor
     start: int
-
-    @property
-    def drawn(self) -> int:
-        """How many of the examples are not padding."""
-        return int(self.weights.sum())
+    drawn: int
 
 
 @dataclass(frozen=True)
 class PoissonSampler:
     """Every example enters a step with probability `batch / examples`, independently.
 
-    Guarantee: The draw is a product of Bernoulli trials with probability `rate`, exact to one part
-    in 2^53. Nothing is truncated, shuffled or topped up, and an empty draw is an ordinary one; this
-    is what the accountants' Poisson-subsampled events assume.
+    Guarantee: The draw is a product of Bernoulli trials with probability `rate`, exact to 2^-64,
+    from a key stream that nobody can foretell. Nothing is truncated, shuffled or topped up, and an
+    empty draw is an ordinary one; this is what the accountants' Poisson-subsampled events assume.
     """
 
     examples: int
@@ -57,37 +55,54 @@ class PoissonSampler:
         """The sampling probability q."""
         return self.batch / self.examples
 
-    def draw(self, generator: torch.Generator | None = None) -> Tensor:
-        """Indices of one step's examples, in increasing order and on the CPU; possibly none."""
-        device = "cpu" if generator is None else generator.device
-        trials = torch.rand(self.examples, generator=generator, device=device, dtype=torch.float64)
-        return (trials < self.rate).nonzero().squeeze(1).cpu()
+    def draw(self, stream: Keystream | None = None) -> Tensor:
+        """Indices of one step's examples, in increasing order and on the CPU; possibly none.
 
-    def batches(self, steps: int, generator: torch.Generator | None = None) -> PoissonBatches:
-        """One draw for each step, as `torch.utils.data.DataLoader` takes its `batch_sampler`."""
-        return PoissonBatches(self, steps, generator)
+        Args:
+            stream: Source of the randomness; a new key from the operating system if None.
+        """
+        if stream is None:
+            stream = Randomness.fresh().stream(0, "sample")
+        elif not isinstance(stream, Keystream):
+            raise UserError(
+                f"Examples are drawn from a key stream, such as Randomness.fresh().stream(step, "
+                f"'sample'), not from a {type(stream).__name__}, whose numbers can be foretold."
+            )
+        return stream.trials(self.examples, self.rate).nonzero().squeeze(1)
+
+    def batches(self, steps: int, randomness: Randomness | None = None) -> PoissonBatches:
+        """One draw for each step, as `torch.utils.data.DataLoader` takes its `batch_sampler`.
+
+        Args:
+            steps: Number of draws.
+            randomness: Source of the draws; a new key from the operating system if None.
+        """
+        return PoissonBatches(self, steps, randomness)
 
 
-@dataclass(frozen=True)
 class PoissonBatches:
-    """The draws of so many steps; going over them again draws anew.
+    """The draws of a number of steps; going over them again draws anew.
 
-    Attributes:
-        sampler: Whose draws.
-        steps: How many.
-        generator: Source of the randomness; the global one if None.
+    Args:
+        sampler: The sampler.
+        steps: Number of draws in one pass.
+        randomness: Source of the draws; a new key from the operating system if None.
     """
 
-    sampler: PoissonSampler
-    steps: int
-    generator: torch.Generator | None = None
+    def __init__(
+        self, sampler: PoissonSampler, steps: int, randomness: Randomness | None = None
+    ) -> None:
+        self.sampler, self.steps = sampler, steps
+        self._randomness = Randomness.fresh() if randomness is None else randomness
+        self._drawn = 0
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(self.steps):
-            yield self.sampler.draw(self.generator).tolist()
+            self._drawn += 1
+            yield self.sampler.draw(self._randomness.stream(self._drawn, "sample")).tolist()
 
 
 def physical_batches(draw: Tensor, size: int, *, start: int = 0) -> Iterator[PhysicalBatch]:
@@ -103,4 +118,4 @@ def physical_batches(draw: Tensor, size: int, *, start: int = 0) -> Iterator[Phy
         weights = torch.zeros(size, device=draw.device)
         weights[: part.numel()] = 1
         padding = draw[:1].expand(size - part.numel())
-        yield PhysicalBatch(torch.cat([part, padding]), weights, a)
+        yield PhysicalBatch(torch.cat([part, padding]), weights, a, part.numel())

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sfumato.errors import UserError, nearest
-from sfumato.privacy.noise import Randomness
+from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe
 from sfumato.settings import Start

@@ -21,7 +21,7 @@ from sfumato.data.views import ViewParameters
 from sfumato.errors import UserError
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import PrivateGradients
-from sfumato.privacy.noise import Randomness
+from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.sampling import physical_batches
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
@@ -96,6 +96,7 @@ class Loop:
             clipping=self.plan.clipping,
             noise=self.plan.noise,
             views=self.views.total,
+            randomness=self.randomness,
         )
         if devices.precision(t.precision, self.device) == "bfloat16":
             self.private.per_example.precision = torch.bfloat16
@@ -232,13 +233,10 @@ class Loop:
         if self.plan.clip_decay != 1:
             self.private.clipping = self.plan.clipping_at(number, self.private.clipping)
         if draw is None:
-            draw = self.plan.sampler.draw(self.randomness.generator(number, "sample"))
+            draw = self.plan.sampler.draw(self.randomness.stream(number, "sample"))
         with self._own_randomness(number):
             self._accumulate(draw, number)
-        statistics = self.private.release(
-            generator=self.randomness.generator(number, "noise", self.device),
-            before=lambda event: self.ledger.record(number, event),
-        )
+        statistics = self.private.release(before=lambda event: self.ledger.record(number, event))
         trouble.check_divergence(self.recipe, statistics, number)
         o, noise = self.recipe.optimizer, self.plan.effective_noise(number)
         scale = self.watch.scale * schedules.noise_scale(o, noise)
@@ -289,7 +287,7 @@ class Loop:
             rows = rows.clamp(max=draw.numel() - 1)
             try:
                 x, labels = self._fetch(batch.indices, parameters.take(rows))
-                self.private.accumulate(x, labels, batch.weights)
+                self.private.accumulate(x, labels, batch)
             except RuntimeError as error:
                 if not trouble.out_of_memory(error) or self.physical_batch == 1:
                     raise

@@ -21,7 +21,7 @@ from sfumato.errors import UserError
 from sfumato.pictures import curves
 from sfumato.privacy.composition import Exposure
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.noise import Randomness
+from sfumato.privacy.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, files
 from sfumato.training.classifier import Description, save_weights

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sfumato import models
 from sfumato.data import dead_leaves, pairs
 from sfumato.errors import UserError
-from sfumato.privacy.noise import Randomness
+from sfumato.privacy.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, devices, files, optimizers, schedules, trouble
 from sfumato.training.averaging import Average

@@ -17,7 +17,7 @@ from sfumato.data.adapt import adapt
 from sfumato.errors import UserError
 from sfumato.privacy.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.noise import Randomness
+from sfumato.privacy.randomness import SOURCE, Randomness
 from sfumato.recipe import Recipe, differences, from_dict, loads
 from sfumato.training import checkpoint, devices, files, fill, prior, setup, snapshots, start
 from sfumato.training.images import dataset_of
@@ -241,7 +241,7 @@ def _header(
 
 def _noise_from(device: torch.device) -> dict[str, str]:
     """What the noise depends on beside the key."""
-    return {"device": device.type, "torch": torch.__version__}
+    return {"source": SOURCE, "device": device.type, "torch": torch.__version__}
 
 
 def _check_repeats(folder: Path, ledger: Ledger, done: int, device: torch.device) -> None:
@@ -255,15 +255,19 @@ def _check_repeats(folder: Path, ledger: Ledger, done: int, device: torch.device
             f"step {done}: some of what was released is not accounted for. Put back the ledger "
             "that belongs to this checkpoint."
         )
-    before = ledger.header.get("noise")
-    if before is None:
-        return
+    before = {**_noise_from(device), "source": None, **ledger.header.get("noise", {})}
     if before["device"] != device.type:
         raise UserError(
             f"{folder} began on {before['device']} and cannot go on on {device.type}, where the "
             "same key gives other noise: a step that was taken there and is taken again here would "
             f"be released twice and counted once. Let it go on there with --device "
             f"{before['device']}."
+        )
+    if before["source"] != SOURCE and done < ledger.steps:
+        raise UserError(
+            f"{folder} began with a version of sfumato whose noise had another source: steps "
+            f"{done + 1} to {ledger.steps} would be taken again with other noise, and be released "
+            "twice but counted once. Go on with that version."
         )
     if before["torch"] != torch.__version__ and done < ledger.steps:
         raise UserError(

@@ -25,7 +25,8 @@ from sfumato.privacy.clipping import (
     Unclipped,
 )
 from sfumato.privacy.composition import curve_after, noise_multiplier_after, steps_after
-from sfumato.privacy.noise import GaussianNoise, Randomness
+from sfumato.privacy.noise import GaussianNoise
+from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.recipe import Recipe
 from sfumato.settings import Augment, Privacy, Training

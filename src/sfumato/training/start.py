@@ -26,7 +26,7 @@ from sfumato.data.catalogue import canonical
 from sfumato.errors import UserError, nearest
 from sfumato.privacy.accounting import AccountantName, Step, epsilon, merge
 from sfumato.privacy.composition import Exposure, steps_from_list, steps_to_list
-from sfumato.privacy.noise import Randomness
+from sfumato.privacy.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.training.classifier import Description, load
 from sfumato.training.files import WEIGHTS

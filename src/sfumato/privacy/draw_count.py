@@ -1,0 +1,97 @@
+"""The examples accumulated since the last release: at most those of one draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.errors import UserError
+from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
+from sfumato.privacy.statistics import BatchStatistics
+
+
+@dataclass(frozen=True)
+class DrawCount:
+    """Count of accumulated examples, and their indices where physical batches say them.
+
+    Guarantee: No more examples than the sampler has enter one release, and none whose index is
+    known enters twice: repeated, an example would add several times the sensitivity.
+
+    Attributes:
+        sampler: The sampler that they were drawn by; None before the first batch.
+        examples: How many, as far as known without waiting for a device.
+        complete: Whether that is all of them: weights on an accelerator are not read in between.
+        seen: One flag for each example of the sampler, or None if no index is known.
+    """
+
+    sampler: PoissonSampler | None = None
+    examples: int = 0
+    complete: bool = True
+    seen: Tensor | None = None
+
+    def after(
+        self, sampler: PoissonSampler, y: Tensor, weights: Tensor | PhysicalBatch | None
+    ) -> DrawCount:
+        """The count with one more physical batch.
+
+        Raises:
+            UserError: There are too many examples, or one comes twice.
+            RuntimeError: The sampler is another one than that of the batches before.
+        """
+        if self.sampler is not None and self.sampler != sampler:
+            raise RuntimeError("the sampler was changed between accumulate and release")
+        known, seen = True, self.seen
+        if isinstance(weights, PhysicalBatch):
+            more = weights.drawn
+            if weights.indices.device.type == "cpu":
+                seen = _marked(seen, weights.indices[:more], sampler.examples)
+        elif weights is None:
+            more = y.shape[0]
+        else:
+            known = weights.device.type == "cpu"
+            more = int((weights > 0).sum()) if known else 0
+        total = self.examples + more
+        _check(total, sampler)
+        return DrawCount(sampler, total, self.complete and known, seen)
+
+    def check(self, sampler: PoissonSampler, statistics: BatchStatistics) -> None:
+        """Refuse a release of too many examples.
+
+        Args:
+            sampler: The sampler of the release.
+            statistics: The step's, which are read only if the count is not complete.
+        """
+        if self.sampler is not None and self.sampler != sampler:
+            raise RuntimeError("the sampler was changed between accumulate and release")
+        if not self.complete:
+            _check(statistics.examples, sampler)
+
+
+def _check(examples: int, sampler: PoissonSampler) -> None:
+    if examples > sampler.examples:
+        raise UserError(
+            f"{examples} examples were accumulated for one release, and the sampler has "
+            f"{sampler.examples}: some were accumulated more than once. Call release() after each "
+            "draw, and discard() to drop what was accumulated."
+        )
+
+
+def _marked(seen: Tensor | None, indices: Tensor, examples: int) -> Tensor:
+    """The flags with these indices set.
+
+    Raises:
+        UserError: One of them is set already, twice among them, or no example of the sampler.
+    """
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < examples:
+        raise UserError(f"A physical batch has an index outside the sampler's {examples} examples.")
+    counts = torch.bincount(indices, minlength=examples)
+    marked = counts.bool()
+    again = bool((counts > 1).any()) or (seen is not None and bool((seen & marked).any()))
+    if again:
+        raise UserError(
+            "An example was accumulated twice for one release: it would count twice at the noise "
+            "of one. Accumulate each physical batch of a draw once, then call release()."
+        )
+    return marked if seen is None else seen | marked

@@ -1,0 +1,127 @@
+"""The random numbers of a run: one key, from which those of every step and purpose follow."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.errors import UserError
+from sfumato.kernels import chacha20
+
+
+class Keystream:
+    """A stream of random numbers that must stay secret: draws of examples, and noise.
+
+    Each call goes on where the last one ended, at the next block of the cipher.
+
+    Guarantee: The stream is that of ChaCha20 with a key of 256 bits. Whoever sees any part of it
+    cannot tell the rest from coin flips without the key, unless the cipher is broken; a known
+    part of a step's noise (a parameter that gets no gradient) says nothing about the other parts.
+
+    Args:
+        key: 32 bytes that nothing else uses.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != chacha20.KEY_BYTES:
+            raise ValueError(f"a key stream needs {chacha20.KEY_BYTES} bytes, not {len(key)}")
+        self._key, self._block = key, 0
+
+    def _take(self, count: int) -> int:
+        """The first of the next blocks, which hold `count` words."""
+        first = self._block
+        self._block += chacha20.blocks_of(count)
+        return first
+
+    def trials(self, count: int, probability: float) -> Tensor:
+        """Outcomes of independent trials, `(count,)` bool on the CPU.
+
+        Guarantee: Each succeeds with `probability`, exact to 2^-64.
+        """
+        drawn = chacha20.words(self._key, count, block=self._take(count))
+        if probability >= 1:
+            return torch.ones(count, dtype=torch.bool)
+        threshold = int(probability * 2.0**64)  # A float64 times a power of two is exact.
+        return torch.from_numpy(drawn < threshold)
+
+    def normals(self, count: int, device: torch.device) -> Tensor:
+        """Independent standard normal numbers `(count,)` in float64.
+
+        They lie on the device, or on the CPU where the device has no float64.
+        """
+        return chacha20.normals(self._key, count, device, block=self._take(count))
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """One key from which the random numbers of every step and purpose follow.
+
+    A step can so be repeated after an interruption with the very same draw and noise, and nothing
+    new about the data is released by repeating it.
+
+    Attributes:
+        key: 32 bytes. Whoever knows it can subtract the noise.
+        seeded: Whether the key follows from a small number that a recipe states. Such a run is not
+            private: anyone can try the numbers.
+
+    Guarantee: The numbers of different steps or purposes are those of unrelated keys, hashed from
+    this one by SHAKE-256. PyTorch's own generators are never used for what must stay secret: the
+    state of its Mersenne twister follows from 2 000 to 3 000 of its numbers.
+    """
+
+    key: bytes
+    seeded: bool
+
+    def __post_init__(self) -> None:
+        if len(self.key) != chacha20.KEY_BYTES:
+            raise UserError(
+                f"A key for random numbers has {chacha20.KEY_BYTES} bytes, not {len(self.key)}: "
+                "make one with Randomness.fresh()."
+            )
+
+    @classmethod
+    def from_seed(cls, seed: int, *, after: str = "") -> Randomness:
+        """Reproducible randomness, for experiments on data that is not secret.
+
+        The key is SHA-256 of the text `sfumato seed N`, so equal seeds give equal runs.
+
+        Args:
+            seed: The number N.
+            after: The hash of weights with noise of their own that a run starts from. The text is
+                `sfumato seed N after HASH` then: budgets add up for independent noise alone, and
+                that of a run with the same seed would be the same again.
+        """
+        text = f"sfumato seed {seed}" + (f" after {after}" if after else "")
+        return cls(hashlib.sha256(text.encode()).digest(), True)
+
+    @classmethod
+    def fresh(cls) -> Randomness:
+        """A key from the operating system's entropy."""
+        return cls(secrets.token_bytes(chacha20.KEY_BYTES), False)
+
+    def _derived(self, step: int, purpose: str, size: int) -> bytes:
+        return hashlib.shake_256(self.key + f"|{step}|{purpose}".encode()).digest(size)
+
+    def stream(self, step: int, purpose: str) -> Keystream:
+        """The key stream of one purpose (`sample`, `noise`) in one step."""
+        return Keystream(self._derived(step, purpose, chacha20.KEY_BYTES))
+
+    def generator(
+        self, step: int, purpose: str, device: torch.device | str = "cpu"
+    ) -> torch.Generator:
+        """A PyTorch generator for numbers that need not stay secret.
+
+        These are augmentations, initial weights and dropout: the guarantee holds for an attacker
+        who knows them. Its seed says nothing about the key.
+        """
+        generator = torch.Generator(device=device)
+        generator.manual_seed(int.from_bytes(self._derived(step, purpose, 8), "little"))
+        return generator
+
+
+SOURCE = "chacha20"
+"""The name of where noise comes from, as ledgers have it."""
