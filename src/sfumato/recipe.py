@@ -259,13 +259,37 @@ def _check_methods(recipe: Recipe) -> None:
         raise UserError(f"{name} needs training.views of at least 2.")
 
 
-def loads(text: str, *, where: str) -> Recipe:
-    """A recipe from TOML text."""
+_EARLIER: dict[str, dict[str, Any]] = {"data": {"split_rule": "stratified"}}
+"""Settings that version 0.1 did not have, and what it did."""
+
+
+def from_record(content: Mapping[str, Any], *, where: str) -> Recipe:
+    """The recipe that a run's own files state.
+
+    They state every setting there was when the run began; a setting that was added later has the
+    value that describes what sfumato did then, which is not always the default of today.
+    """
+    filled = dict(content)
+    for section, settings in _EARLIER.items():
+        stated = filled.get(section)
+        if isinstance(stated, Mapping):
+            filled[section] = {**settings, **stated}
+    return from_dict(filled, where=where)
+
+
+def loads(text: str, *, where: str, record: bool = False) -> Recipe:
+    """A recipe from TOML text.
+
+    Args:
+        text: The file's content.
+        where: Where it comes from, for messages.
+        record: Whether a run wrote it about itself (see `from_record`).
+    """
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{where} is not valid TOML: {error}.") from None
-    return from_dict(content, where=where)
+    return from_record(content, where=where) if record else from_dict(content, where=where)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

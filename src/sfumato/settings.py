@@ -47,6 +47,11 @@ class Data:
         0.2, "part held out for testing where the data has no test set", above=0, below=1
     )
     split_seed: int = _setting(0, "seed of those two splits and of the subset", least=0)
+    split_rule: str = _setting(
+        "independent",
+        "own images are set aside each by itself, or by shares of classes as before 0.2",
+        choices=("independent", "stratified"),
+    )
     subset: str = _setting(
         "", "only random classes: min-rand-10, half-rand-50, max-100, rand-N or rand-N/GROUPS"
     )

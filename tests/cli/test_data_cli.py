@@ -104,7 +104,7 @@ def test_show_many_classes_and_floats(shown, tmp_path):
     images[0, 0, 0] = np.nan
     np.savez(tmp_path / "many.npz", images=images, labels=np.arange(80) % 40)
     output = shown("show", tmp_path / "many.npz", "--picture", tmp_path / "many.png")
-    assert "40 classes in all, with 1 to 1 training images each" in output
+    assert "40 classes in all, with 1 to 2 training images each" in output
     assert (tmp_path / "many.png").stat().st_size > 1000
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from cli_result import Run, refused
 
+from sfumato import recipes
+from sfumato.analysis.images import images_of
 from sfumato.training.classifier import load
 from sfumato.training.loop import Loop
 from tiny_run import train_run
@@ -98,7 +100,8 @@ def test_report_and_card(
     result = run(verb, folder, "-o", file, "--data", data)
     assert result.code == 0 and "Note: " not in result.err
     text = (tmp_path / file).read_text(encoding="utf-8")
-    named = {"report": "On the test set of", "card": "On 30 test images of"}[verb]
+    held = len(images_of(recipes.of_run(folder), data=str(data)).test)
+    named = {"report": "On the test set of", "card": f"On {held} test images of"}[verb]
     assert f"{named} 'few-moved" in html.unescape(text) and OTHER_PLACE not in text
 
 
@@ -106,7 +109,7 @@ def test_other_images_are_not_taken_for_those_of_the_run(
     run: Run, places: tuple[Path, Path], tmp_path: Path
 ) -> None:
     folder, _ = places
-    images = np.full((150, 12, 12), 7, dtype=np.uint8)
+    images = np.random.default_rng(7).integers(0, 256, (150, 12, 12), dtype=np.uint8)
     np.savez(tmp_path / "other.npz", images=images, labels=np.repeat([0, 1, 2], [10, 20, 120]))
     result = run("card", folder, "-o", "card.md", "--data", "other.npz")
     assert result.code == 0, result.err

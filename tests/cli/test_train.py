@@ -103,7 +103,7 @@ def test_train_says_what_it_is_about_to_do(sfumato: Run, tmp_path: Path) -> None
     assert any("with sides from 20 to 90; they are scaled to 64×64" in note for note in notes)
     assert any("Ignored: 1 × .dcm" in note for note in notes)
     said = out.splitlines()[len(notes)]
-    for word in ("tanh-cnn", "17 images of 2 classes", "3×64×64", "1 steps", "4 images", "sigma "):
+    for word in ("tanh-cnn", "19 images of 2 classes", "3×64×64", "1 steps", "4 images", "sigma "):
         assert word in said, said
     code, out, err = sfumato("train", scans, *quick, "--size", 16, "--no-privacy", "--out", "s")
     assert code == 0, err

@@ -23,15 +23,25 @@ def two_classes(root, count: int = 5, **options):
 
 def by_name(root, *names):
     """One class per image: the first training image of each class."""
-    found = load(root)
+    found = load(root, split_rule="stratified")
     return [
         found.train.images[found.train.labels == found.classes.index(name)][0] for name in names
     ]
 
 
+def test_seeded_split(tmp_path):
+    root = write_folder(tmp_path / "pets", {"cat": 100, "dog": 200, "emu": 2}, size=(4, 4))
+    found = load(root)
+    assert len(found.train) + len(found.test) == 302
+    assert abs(len(found.test) - 60) < 28, "a fifth, to four standard deviations"
+    assert any(f"{len(found.test)} of 302 images are set aside" in note for note in found.notes)
+    assert load(root).fingerprint() == found.fingerprint()
+    assert load(root, split_seed=1).fingerprint() != found.fingerprint()
+
+
 def test_seeded_split_by_class(tmp_path):
     root = write_folder(tmp_path / "pets", {"cat": 10, "dog": 20, "emu": 2})
-    found = load(root)
+    found = load(root, split_rule="stratified")
     assert (found.name, found.classes) == ("pets", ("cat", "dog", "emu"))
     assert np.bincount(found.train.labels).tolist() == [8, 16, 1]
     assert np.bincount(found.test.labels).tolist() == [2, 4, 1]
@@ -39,9 +49,7 @@ def test_seeded_split_by_class(tmp_path):
     assert found.mean == found.std == (0.5, 0.5, 0.5)
     assert any("set aside" in note for note in found.notes)
     assert any("12×10" in note for note in found.notes)
-    assert load(root).fingerprint() == found.fingerprint()
-    assert load(root, split_seed=1).fingerprint() != found.fingerprint()
-    more = load(str(root), test_fraction=0.5, validation=0.5)
+    more = load(str(root), test_fraction=0.5, validation=0.5, split_rule="stratified")
     assert np.bincount(more.test.labels).tolist() == [5, 10, 1]
     assert np.bincount(more.validation.labels).tolist() == [3, 5]
 
@@ -71,7 +79,7 @@ def test_val_without_test_is_the_test_set(tmp_path):
 
 def test_train_alone_is_split(tmp_path):
     two_classes(tmp_path / "train", 5)
-    found = load(tmp_path)
+    found = load(tmp_path, split_rule="stratified")
     assert (found.classes, len(found.train), len(found.test)) == (("cat", "dog"), 8, 2)
 
 
@@ -106,7 +114,7 @@ def test_nested_folders_and_links_belong_to_their_class(tmp_path):
     write_image(root / "cat" / "deep" / "er" / "a.JPG", seed=9)
     (root / "dog" / "loop").symlink_to(root / "dog", target_is_directory=True)
     found = load(root)
-    total = np.bincount(found.train.labels) + np.bincount(found.test.labels)
+    total = np.bincount(np.concatenate([found.train.labels, found.test.labels]))
     assert total.tolist() == [6, 5]
 
 
@@ -131,7 +139,7 @@ def test_kinds_of_image(tmp_path):
         for k in range(2):
             suffix = "tif" if image.mode in ("CMYK", "I") else "png"
             image.save(tmp_path / name / f"{k}.{suffix}")
-    found = load(tmp_path)
+    found = load(tmp_path, split_rule="stratified")
     assert found.channels == 3 and len(found.train) == len(saved)
     for label, image in zip(found.train.labels, found.train.images, strict=True):
         assert np.array_equal(image, np.stack([grey] * 3)), found.classes[label]
@@ -196,7 +204,7 @@ def test_transparent_pixels_are_white(tmp_path):
 def test_grey_images_have_one_channel_unless_asked(tmp_path):
     root = two_classes(tmp_path, mode="L")
     assert load(root).channels == 1
-    assert load(root, channels=3).train.images.shape == (8, 3, 12, 10)
+    assert load(root, channels=3).train.images.shape[1:] == (3, 12, 10)
     write_image(root / "dog" / "colour.png")
     assert load(root).channels == 3
     assert load(root, channels=1).channels == 1
@@ -353,9 +361,19 @@ def test_folders_that_cannot_be_used(tmp_path):
     refused("not an .npz file", tmp_path / "loose.png")
 
 
-def test_one_image_per_class_cannot_be_split(tmp_path):
-    with pytest.raises(UserError, match="one image per class"):
-        load(two_classes(tmp_path, 1))
+@pytest.mark.parametrize("rule", ["independent", "stratified"])
+def test_two_images_may_leave_nothing_to_test_on(tmp_path, rule):
+    recipe = for_data(str(two_classes(tmp_path, 1))).replace({"data.split_rule": rule})
+    with pytest.raises(UserError, match=r"set aside for testing: .*data\.split_seed"):
+        dataset_of(recipe.data)
+
+
+def test_class_without_a_training_image_is_named(tmp_path):
+    root = write_folder(tmp_path / "pets", {"cat": 10, "dog": 20, "emu": 1})
+    for seed in range(40):
+        found = load(root, split_seed=seed)
+        noted = any("No training image is left of 'emu'." in note for note in found.notes)
+        assert noted == (2 in found.test.labels)
 
 
 def test_parts_that_cannot_be_used(tmp_path):

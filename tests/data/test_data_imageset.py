@@ -66,10 +66,12 @@ def test_fingerprint_sees_every_change():
 
 def test_split_validation():
     whole = dataset(train=images(20))
-    cut = whole.split_validation(0.3, seed=4)
+    cut = whole.split_validation(0.3, seed=4, rule="stratified")
     assert np.bincount(cut.train.labels).tolist() == [7, 7]
     assert np.bincount(cut.validation.labels).tolist() == [3, 3]
     assert cut.train.images.flags.c_contiguous
+    alone = whole.split_validation(0.3, seed=4)
+    assert len(alone.train) + len(alone.validation) == 20 and 0 < len(alone.validation) < 20
     assert whole.split_validation(0.0) is whole
     assert cut.split_validation(0.5) is cut, "a validation set of its own is kept"
     for fraction in (1.0, -0.1):

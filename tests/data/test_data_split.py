@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.data.split import stratified
+from sfumato.data.split import independent, stratified
 from sfumato.errors import UserError
 
 LABELS = st.lists(st.integers(0, 4), max_size=120)
@@ -62,3 +62,32 @@ def test_split_depends_on_seed_and_purpose_only():
 def test_negative_seed_is_refused():
     with pytest.raises(UserError, match="split_seed = -1"):
         stratified(np.zeros(3), 0.5, seed=-1, purpose="test")
+
+
+@given(st.lists(st.binary(min_size=1, max_size=3), max_size=60), FRACTIONS, SEEDS)
+def test_independent_parts_are_disjoint_and_complete(ids, fraction, seed):
+    rest, part = independent(ids, fraction, seed=seed, purpose="test")
+    assert sorted([*rest, *part]) == list(range(len(ids)))
+    sides = {ids[k] for k in rest} & {ids[k] for k in part}
+    assert not sides, "copies lie on one side"
+
+
+@given(st.lists(st.text(max_size=3), min_size=1, max_size=60), FRACTIONS, SEEDS, st.data())
+def test_no_example_depends_on_another(ids, fraction, seed, data):
+    gone = data.draw(st.integers(0, len(ids) - 1))
+    fewer = [*ids[:gone], *ids[gone + 1 :]]
+    part = [ids[k] for k in independent(ids, fraction, seed=seed, purpose="test")[1] if k != gone]
+    assert part == [fewer[k] for k in independent(fewer, fraction, seed=seed, purpose="test")[1]]
+
+
+def test_independent_part_has_the_expected_size():
+    ids = [f"image-{k}" for k in range(20_000)]
+    for fraction in (0.05, 0.2, 0.9):
+        count = len(independent(ids, fraction, seed=0, purpose="test")[1])
+        assert abs(count - fraction * 20_000) < 4 * (20_000 * fraction * (1 - fraction)) ** 0.5
+    assert len(independent(ids, 0.0, seed=0, purpose="test")[1]) == 0
+    first = independent(ids, 0.2, seed=0, purpose="test")[1][:5].tolist()
+    assert first == [1, 10, 13, 16, 23]  # the same on every machine and version
+    assert first != independent(ids, 0.2, seed=1, purpose="test")[1][:5].tolist()
+    both = set(first) & set(independent(ids, 0.2, seed=0, purpose="validation")[1].tolist())
+    assert len(both) < 5, "another purpose chooses others"

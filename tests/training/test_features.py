@@ -23,6 +23,7 @@ from sfumato.training.classifier import load
 from sfumato.training.evaluation import evaluate, evaluate_rows
 from sfumato.training.features import Features, frozen_features, trained_end
 from sfumato.training.files import METRICS
+from sfumato.training.images import dataset_of
 from sfumato.training.metrics import read
 from sfumato.training.run import train
 
@@ -98,7 +99,7 @@ def test_a_run_on_fixed_wavelets_is_the_same_as_over_images(
 
     monkeypatch.setattr(Features, "_rows", watch)
     train(chosen, out=tmp_path / "once", device="cpu")
-    assert seen == [480]
+    assert seen == [len(dataset_of(chosen.data).train)]
     monkeypatch.setattr(loop, "frozen_features", lambda *_: None)
     train(chosen, out=tmp_path / "always", device="cpu")
     ours = dict(load(tmp_path / "once").network.named_parameters())
@@ -142,7 +143,8 @@ def test_held_out_images_pass_the_frozen_layers_once(
     monkeypatch.setattr(loop, "frozen_features", lambda *_: None)
     train(chosen, out=tmp_path / "always", device="cpu")
     ours, wanted = (read(tmp_path / name / METRICS) for name in ("once", "always"))
-    assert seen == [96]
+    held = dataset_of(chosen.data).validation
+    assert held is not None and seen == [len(held)]
     compared = 0
     for one, other in zip(ours, wanted, strict=True):
         for key in one.keys() & {

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from short_runs import halves
+from short_runs import recipe as short
 
 from sfumato import recipes
+from sfumato.analysis.opened import open_run
 from sfumato.errors import UserError
 from sfumato.privacy import ledger
 from sfumato.recipe import Recipe
@@ -62,6 +65,27 @@ def rewritten(folder: Path, change: Any) -> None:
     for line in lines[1:]:
         made.record(line["step"], ledger.Step(line["q"], line["sigma"]))
     made.close()
+
+
+def test_a_run_of_version_0_1_finds_its_split(tmp_path: Path) -> None:
+    """Its files do not name the rule by which images were set aside."""
+    halves(tmp_path)
+    changes = {"data.split_rule": "stratified", "data.validation": 0.1, "training.seed": 0}
+    changes |= {"training.checkpoint_every": 1}
+    folder = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="crashed"):
+        train(short(tmp_path, "scans", changes), out=folder, device="cpu", reporter=Crash(2))
+    rewritten(folder, lambda lines: lines[0]["recipe"]["data"].pop("split_rule"))
+    path = folder / files.RECIPE
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("split_rule")))
+    assert recipes.of_run(folder).data.split_rule == "stratified"
+    assert recipes.find(str(path)).data.split_rule == "independent", "a new run is a new run"
+    resume(folder, device="cpu")
+    assert files.finished(folder)
+    opened = open_run(folder)
+    assert opened.recipe.data.split_rule == "stratified"
+    assert len(opened.dataset.train) == ledger.read(folder / files.LEDGER)[0]["examples"]
 
 
 def test_the_ledger_says_where_noise_came_from(crashed: Path) -> None:

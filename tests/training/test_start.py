@@ -34,6 +34,7 @@ from sfumato.recipe import Recipe, loads
 from sfumato.settings import Start
 from sfumato.training import files, fill, setup, start
 from sfumato.training.classifier import Description, load, save_weights
+from sfumato.training.images import dataset_of
 from sfumato.training.loop import Loop, Stopped
 from sfumato.training.run import resume, train
 
@@ -245,7 +246,7 @@ def test_a_start_on_the_same_images_is_composed(place: Path, tmp_path: Path) -> 
     chosen = recipe(place, "scans", {**same, "start.how": "meanvar", "training.log_every": 1})
     result = train(chosen, out=tmp_path / "second", device="cpu")
     donor, own = history(place / "noisy"), history(tmp_path / "second")
-    assert donor == [Step(100 / 480, DONOR_NOISE, 3)]
+    assert donor == [Step(100 / len(dataset_of(chosen.data).train), DONOR_NOISE, 3)]
     for name in ("pld", "rdp"):
         both = epsilon([*donor, *own], delta=1e-4, accountant=name)
         assert result.epsilon[name] == both

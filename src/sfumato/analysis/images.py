@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from sfumato.data import Dataset, load
+from sfumato.data.split import Rule
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.training.images import dataset_of
@@ -53,5 +55,6 @@ def images_of(
         validation=settings.validation,
         test_fraction=settings.test_fraction,
         split_seed=settings.split_seed,
+        split_rule=cast(Rule, settings.split_rule),
         skip_unreadable=skip_unreadable,
     )

@@ -204,7 +204,7 @@ def _recipe(folder: Path) -> Recipe:
         raise UserError(
             f"{folder} is not a run folder: it has no {files.RECIPE}. `sfumato train` makes one."
         )
-    return recipes.find(str(folder / files.RECIPE))
+    return recipes.of_run(folder)
 
 
 def _ledger(folder: Path) -> tuple[dict[str, Any], list[Step]]:

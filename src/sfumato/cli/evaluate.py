@@ -99,7 +99,7 @@ def _dataset(
             "--data."
         )
     plain = Recipe().replace({"data.bits": description.bits})
-    recipe = recipes.find(str(run / RECIPE)) if stated else plain
+    recipe = recipes.of_run(run) if stated else plain
     shape = description.channels, *description.size
     dataset = images_of(recipe, data=data, root=root, shape=shape, skip_unreadable=skip_unreadable)
     if (dataset.channels, *dataset.size) != shape:
@@ -130,6 +130,11 @@ def _remarks(dataset: Dataset, data: str | None, split: Split) -> list[str]:
         raise UserError(
             f"'{dataset.name}' has no validation part, and the run set none aside: choose "
             "--split test."
+        )
+    if split is not Split.all and not len(dataset.parts()[split]):
+        raise UserError(
+            f"The {split.value} part of '{dataset.name}' is empty: --split all evaluates on every "
+            "image."
         )
     remarks = [f"Note: {note}" for note in dataset.notes]
     if data is not None and split is Split.test and len(dataset.train):

@@ -16,7 +16,7 @@ from sfumato.data.catalogue import constants
 from sfumato.data.decode import EXTENSIONS
 from sfumato.data.decoding import decode_files
 from sfumato.data.imageset import Dataset, ImageSet
-from sfumato.data.split import stratified
+from sfumato.data.split import Rule, independent, stratified
 from sfumato.errors import UserError
 
 _SPLITS = {
@@ -122,6 +122,7 @@ def read_listing(
     validation: float,
     test_fraction: float,
     split_seed: int,
+    split_rule: Rule,
     skip_unreadable: bool,
     cache: bool,
 ) -> Dataset:
@@ -129,7 +130,7 @@ def read_listing(
 
     ``mean`` and ``std`` hold one value per channel or a single one for all.
     """
-    listing = _divide(listing, validation, test_fraction, split_seed)
+    listing = _divide(listing, validation, test_fraction, split_seed, split_rule)
     order = (listing.train, listing.validation, listing.test)
     items = [item for part in order for item in part]
     decoded = decode_files(
@@ -169,42 +170,44 @@ def read_listing(
     )
 
 
-def _divide(listing: Listing, validation: float, test_fraction: float, seed: int) -> Listing:
+def _divide(
+    listing: Listing, validation: float, test_fraction: float, seed: int, rule: Rule
+) -> Listing:
     if not listing.test:
-        rest, part = _split(listing.train, test_fraction, seed, "test", at_least=1)
+        rest, part = _split(listing.train, test_fraction, seed, "test", rule, at_least=1)
         note = f"There is no test folder: {len(part)} of {len(listing.train)} images are set aside."
         listing = replace(listing, train=rest, test=part, notes=(*listing.notes, note))
-        if not part:
-            raise UserError(
-                f"{listing.root} has one image per class, so none can be set aside for testing: "
-                "add images."
-            )
     if validation and not listing.validation:
-        rest, part = _split(listing.train, validation, seed, "validation", at_least=0)
+        rest, part = _split(listing.train, validation, seed, "validation", rule, at_least=0)
         listing = replace(listing, train=rest, validation=part)
     return listing
 
 
 def _split(
-    items: tuple[Item, ...], fraction: float, seed: int, purpose: str, *, at_least: int
+    items: tuple[Item, ...], fraction: float, seed: int, purpose: str, rule: Rule, *, at_least: int
 ) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    labels = np.array([item.label for item in items], dtype=np.int64)
+    """Split by file names, so that a file's side is known before any file is read."""
     ids = [item.path for item in items]
-    rest, part = stratified(
-        labels, fraction, seed=seed, purpose=purpose, ids=ids, at_least=at_least
-    )
+    if rule == "independent":
+        rest, part = independent(ids, fraction, seed=seed, purpose=purpose)
+    else:
+        labels = np.array([item.label for item in items], dtype=np.int64)
+        rest, part = stratified(
+            labels, fraction, seed=seed, purpose=purpose, ids=ids, at_least=at_least
+        )
     return tuple(items[i] for i in rest), tuple(items[i] for i in part)
 
 
 def _check_left(listing: Listing, train: ImageSet, test: ImageSet) -> None:
-    counts = np.bincount(train.labels, minlength=len(listing.classes))
-    empty = [listing.classes[label] for label in np.flatnonzero(counts == 0)]
+    """Refuse a class, or a test part, of which no file can be read."""
+    listed = {item.label for item in listing.train}
+    empty = [listing.classes[label] for label in sorted(listed - set(train.labels.tolist()))]
     if empty:
         raise UserError(
             f"No readable training image is left in {listing.root} for {_some(empty)}: repair the "
             "images or remove the class."
         )
-    if not len(test):
+    if listing.test and not len(test):
         raise UserError(f"No readable test image is left in {listing.root}: repair the images.")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.data.split import check_fraction, stratified
+from sfumato.data.split import Rule, check_fraction, independent, stratified
 
 Array = npt.NDArray[Any]
 
@@ -57,6 +57,35 @@ class ImageSet:
         rows = max(1, _CHUNK_BYTES // row)
         for start in range(0, len(self), rows):
             yield self.images[start : start + rows]
+
+    def set_aside(
+        self, fraction: float, *, seed: int, purpose: str, rule: Rule, at_least: int = 0
+    ) -> tuple[ImageSet, ImageSet]:
+        """The rest and a seeded part of about ``fraction`` (see `sfumato.data.split`).
+
+        Args:
+            fraction: in [0, 1).
+            seed: decides which images are taken.
+            purpose: keeps different splits (test, validation) independent.
+            rule: ``independent`` decides by the content of each image; ``stratified`` by positions.
+            at_least: for ``stratified``, the fewest of each class that can spare them.
+        """
+        if rule == "independent":
+            rest, part = independent(self._digests(), fraction, seed=seed, purpose=purpose)
+        else:
+            rest, part = stratified(
+                self.labels, fraction, seed=seed, purpose=purpose, at_least=at_least
+            )
+        return self.take(rest), self.take(part)
+
+    def _digests(self) -> list[bytes]:
+        """One hash per image, of its pixels alone: copies with different labels are equal."""
+        kind = self.images.dtype.newbyteorder("<")
+        return [
+            hashlib.blake2b(np.ascontiguousarray(image, dtype=kind).data, digest_size=16).digest()
+            for chunk in self.chunks()
+            for image in chunk
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,13 +162,15 @@ class Dataset:
             digest.update(np.ascontiguousarray(chunk, dtype=images.dtype.newbyteorder("<")).data)
         return digest.hexdigest()
 
-    def split_validation(self, fraction: float, *, seed: int = 0) -> Dataset:
-        """Take a seeded, stratified part out of the training set for validation.
+    def split_validation(
+        self, fraction: float, *, seed: int = 0, rule: Rule = "independent"
+    ) -> Dataset:
+        """Take a seeded part out of the training set for validation.
 
         A data set that has a validation set of its own keeps it and is returned as it is.
         """
         check_fraction("validation", fraction, zero=True)
         if fraction == 0 or self.validation is not None:
             return self
-        rest, part = stratified(self.train.labels, fraction, seed=seed, purpose="validation")
-        return replace(self, train=self.train.take(rest), validation=self.train.take(part))
+        rest, part = self.train.set_aside(fraction, seed=seed, purpose="validation", rule=rule)
+        return replace(self, train=rest, validation=part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from sfumato.data.idx import read_idx_folder
 from sfumato.data.imagenet import list_imagenette, list_tiny_imagenet
 from sfumato.data.imageset import Dataset, ImageSet
 from sfumato.data.npz import read_npz
-from sfumato.data.split import check_fraction, stratified
+from sfumato.data.split import Rule, check_fraction, stratified
 from sfumato.errors import UserError, names_in, nearest, nearest_path
 
 _DIGITS_SEED = 0
@@ -35,6 +36,7 @@ def load(
     validation: float = 0.0,
     test_fraction: float = 0.2,
     split_seed: int = 0,
+    split_rule: Rule = "independent",
     skip_unreadable: bool = False,
     cache: bool = True,
 ) -> Dataset:
@@ -55,6 +57,10 @@ def load(
         test_fraction: the fraction to set aside for testing, where the data has no test set of
             its own.
         split_seed: decides which images are set aside.
+        split_rule: how images of one's own are set aside. ``independent``: each by a hash of its
+            pixels (`.npz`) or its file name (folder), so about that fraction of them.
+            ``stratified``: that fraction of each class, as version 0.1 did. Named data sets are
+            public and fixed, and always stratified.
         skip_unreadable: leave damaged images out instead of refusing them.
         cache: keep decoded images in the user's cache, where only their owner can read them.
 
@@ -74,10 +80,13 @@ def load(
     check_fraction("test_fraction", test_fraction)
     entry = _named(name_or_path)
     place = _placed(entry, name_or_path, root)
+    rule: Rule = "stratified" if entry is not None else split_rule
     if entry is None and place.is_file():
-        dataset = read_npz(place, bits=bits, test_fraction=test_fraction, split_seed=split_seed)
+        dataset = read_npz(
+            place, bits=bits, test_fraction=test_fraction, split_seed=split_seed, split_rule=rule
+        )
     elif entry is None or entry.name in ("imagenette", "tiny-imagenet"):
-        return read_listing(
+        dataset = read_listing(
             _listing(entry, place),
             name=entry.name if entry else place.resolve().name,
             size=shape or (entry.size if entry else None),
@@ -88,14 +97,27 @@ def load(
             validation=validation,
             test_fraction=test_fraction,
             split_seed=split_seed,
+            split_rule=rule,
             skip_unreadable=skip_unreadable,
             cache=cache,
         )
+        return _noted(dataset)
     else:
         dataset = _read_arrays(entry, place)
-    return adapt(dataset, size=shape, channels=channels).split_validation(
-        validation, seed=split_seed
-    )
+    # Before images are scaled, so that their size does not decide which ones are set aside.
+    dataset = dataset.split_validation(validation, seed=split_seed, rule=rule)
+    return _noted(adapt(dataset, size=shape, channels=channels))
+
+
+def _noted(dataset: Dataset) -> Dataset:
+    """The data set with a note about classes of which all images are set aside."""
+    seen = {name: set(part.labels.tolist()) for name, part in dataset.parts().items()}
+    lost = sorted(set.union(*seen.values()) - seen["train"])
+    if not lost:
+        return dataset
+    few = ", ".join(f"'{dataset.classes[label]}'" for label in lost[:5])
+    note = f"No training image is left of {few}{' and others' if len(lost) > 5 else ''}."
+    return replace(dataset, notes=(*dataset.notes, note))
 
 
 def _checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ import numpy as np
 from sfumato.data.catalogue import HALF
 from sfumato.data.decode import depth_note, eight_bits
 from sfumato.data.imageset import Array, Dataset, ImageSet
-from sfumato.data.split import stratified
+from sfumato.data.split import Rule
 from sfumato.errors import UserError
 
 _NAMES = {
@@ -35,8 +35,10 @@ _WHOLE = (("images", "labels"), ("x", "y"), ("X", "y"))
 _CHANNEL_COUNTS = (1, 2, 3, 4)
 
 
-def read_npz(path: Path, *, bits: int, test_fraction: float, split_seed: int) -> Dataset:
-    """Read an `.npz` file; without a test part, a seeded, stratified one is set aside.
+def read_npz(
+    path: Path, *, bits: int, test_fraction: float, split_seed: int, split_rule: Rule
+) -> Dataset:
+    """Read an `.npz` file; without a test part, a seeded one is set aside.
 
     Of 16-bit arrays the lower ``bits`` bits count.
     """
@@ -68,15 +70,11 @@ def read_npz(path: Path, *, bits: int, test_fraction: float, split_seed: int) ->
     _check_alike(path, parts)
     if "test" not in parts:
         whole = parts["train"]
-        rest, held = stratified(
-            whole.labels, test_fraction, seed=split_seed, purpose="test", at_least=1
+        parts["train"], parts["test"] = whole.set_aside(
+            test_fraction, seed=split_seed, purpose="test", rule=split_rule, at_least=1
         )
-        if not len(held):
-            raise UserError(
-                f"{path} has one image per class, so none can be set aside for testing."
-            )
-        parts["train"], parts["test"] = whole.take(rest), whole.take(held)
-        notes = (f"There is no test part: {len(held)} of {len(whole)} images are set aside.",)
+        held = len(parts["test"])
+        notes = (f"There is no test part: {held} of {len(whole)} images are set aside.",)
     deep = [
         arrays[pair[0]] for pair in pairs.values() if pair and arrays[pair[0]].dtype == np.uint16
     ]

@@ -1,16 +1,23 @@
-"""Seeded, stratified splits that do not depend on any library's random stream."""
+"""Seeded splits that do not depend on any library's random stream.
+
+Two rules decide which images are set aside. *Independent* asks each image alone, by a hash of what
+it is: one's own images are split so. *Stratified* takes the same share of each class: named data
+sets, which are public and fixed, are split so, and so were all data by version 0.1.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import UserError
+
+Rule = Literal["independent", "stratified"]
 
 
 def check_fraction(name: str, fraction: float, *, zero: bool = False) -> None:
@@ -19,6 +26,38 @@ def check_fraction(name: str, fraction: float, *, zero: bool = False) -> None:
     if not inside:
         low = "at least 0" if zero else "above 0"
         raise UserError(f"{name} = {fraction} is impossible: give a fraction {low} and below 1.")
+
+
+def independent(
+    ids: Sequence[str | bytes], fraction: float, *, seed: int, purpose: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Split positions into the rest and a part that each example enters with chance ``fraction``.
+
+    An example belongs to the part if a hash of the seed, the purpose and its identity, read as a
+    number in [0, 1), is below ``fraction``. So the part has about ``fraction`` of the examples,
+    more or less by chance, and copies of one image lie on one side.
+
+    *Guarantee:* with ``ids`` that belong to the examples (contents or file names, not positions),
+    the side of an example depends on no other example: taking one away changes the training set by
+    that one at most, and by nothing if it was in the part.
+
+    Args:
+        ids: one identity per example.
+        fraction: in [0, 1).
+        seed: the same seed gives the same split on every machine and version.
+        purpose: keeps different splits (test, validation) independent.
+
+    Returns:
+        Positions of the rest and of the part, both ascending.
+    """
+    _check_seed(seed)
+    start = f"{seed}/{purpose}/".encode()
+    names = (_encoded(name) if isinstance(name, str) else name for name in ids)
+    limit = round(fraction * 2**64)
+    taken = np.fromiter(
+        (int.from_bytes(_digest(start + name)[:8], "big") < limit for name in names), dtype=bool
+    )
+    return np.flatnonzero(~taken), np.flatnonzero(taken)
 
 
 def stratified(
@@ -36,10 +75,9 @@ def stratified(
     examples the ``round(fraction * n)`` with the lowest keys form the part; one always remains in
     the rest.
 
-    *Guarantee:* with ``ids`` that belong to the examples (file names, not positions), leaving one
-    example out of the data moves at most one other example from one side to the other, of the same
-    class. The split is not part of the privacy mechanism, whose guarantee is about the training set
-    that results.
+    Leaving one example out of the data can move others from one side to the other: one other of its
+    class where ``ids`` belong to the examples, about ``fraction`` of all where they are positions.
+    So this rule is for data sets that are public and fixed.
 
     Args:
         labels: one label per example.
@@ -52,10 +90,9 @@ def stratified(
     Returns:
         Positions of the rest and of the part, both ascending.
     """
-    if not isinstance(seed, int) or seed < 0:
-        raise UserError(f"split_seed = {seed} is impossible: give a whole number, 0 or above.")
+    _check_seed(seed)
     names = ids if ids is not None else range(len(labels))
-    keys = [_key(f"{seed}/{purpose}/{name}") for name in names]
+    keys = [_digest(_encoded(f"{seed}/{purpose}/{name}")) for name in names]
     members: dict[int, list[int]] = {}
     for position, label in enumerate(labels.tolist()):
         members.setdefault(label, []).append(position)
@@ -68,5 +105,14 @@ def stratified(
     return np.flatnonzero(~taken), np.flatnonzero(taken)
 
 
-def _key(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+def _check_seed(seed: int) -> None:
+    if not isinstance(seed, int) or seed < 0:
+        raise UserError(f"split_seed = {seed} is impossible: give a whole number, 0 or above.")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()

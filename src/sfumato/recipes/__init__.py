@@ -48,10 +48,7 @@ def find(name: str) -> Recipe:
     if path.is_dir() and (path / "recipe.toml").is_file():
         path = path / "recipe.toml"
     if path.is_file():
-        try:
-            return loads(path.read_text(encoding="utf-8"), where=str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"Cannot read the recipe {path}: {error}.") from None
+        return _read(path)
     if _is_path(name, known):
         raise UserError(f"There is no folder or file '{name}'.{nearest_path(name)}")
     hint = nearest(name, [*known, *names_in(".")])
@@ -61,6 +58,18 @@ def find(name: str) -> Recipe:
         f"There is no recipe '{name}', neither packaged nor as a file.{hint} "
         "`sfumato recipes list` shows the packaged ones."
     )
+
+
+def of_run(folder: Path) -> Recipe:
+    """The recipe that a run folder was trained with, by whatever version of sfumato."""
+    return _read(folder / "recipe.toml", record=True)
+
+
+def _read(path: Path, *, record: bool = False) -> Recipe:
+    try:
+        return loads(path.read_text(encoding="utf-8"), where=str(path), record=record)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Cannot read the recipe {path}: {error}.") from None
 
 
 def _is_path(name: str, known: Iterable[str]) -> bool:

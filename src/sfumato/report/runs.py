@@ -22,7 +22,7 @@ from sfumato.errors import UserError
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import ACCOUNTANTS, AccountantName, Step, merge
 from sfumato.privacy.ledger import read as read_ledger
-from sfumato.recipe import Recipe, differences, from_dict
+from sfumato.recipe import Recipe, differences, from_record
 from sfumato.training import files, metrics
 from sfumato.training.classifier import read_weights
 from sfumato.training.start import Origin
@@ -142,7 +142,8 @@ class Run:
         subset = (d.subset, d.split_seed) if d.subset else ()
         if named is not None:
             return named, *subset
-        return str(Path(d.name).expanduser().absolute()), d.test_fraction, d.split_seed, *subset
+        split = d.test_fraction, d.split_seed, d.split_rule
+        return str(Path(d.name).expanduser().absolute()), *split, *subset
 
     @property
     def data(self) -> str:
@@ -282,10 +283,10 @@ def _recipe(folder: Path, header: Mapping[str, Any], problems: list[str]) -> Rec
     if "recipe" not in header:
         if not path.is_file():
             raise UserError(f"{folder} does not say how it was trained: {' '.join(problems)}")
-        return recipes.find(str(path))
-    stated = from_dict(header["recipe"], where=str(folder / files.LEDGER))
+        return recipes.of_run(folder)
+    stated = from_record(header["recipe"], where=str(folder / files.LEDGER))
     if path.is_file():
-        changed = differences(stated.to_dict(), recipes.find(str(path)).to_dict())
+        changed = differences(stated.to_dict(), recipes.of_run(folder).to_dict())
         if changed:
             problems.append(
                 f"{files.RECIPE} was changed after the run began; the ledger's recipe is shown "

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from sfumato.data import Dataset, load
+from sfumato.data.split import Rule
 from sfumato.data.subset import subset
+from sfumato.errors import UserError
 from sfumato.settings import Data
 
 
@@ -15,6 +18,10 @@ def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
     Args:
         data: The recipe's section.
         root: Where to look for data sets first.
+
+    Raises:
+        UserError: If there is no such data, it cannot be read, or no image is set aside for
+            testing.
     """
     whole = load(
         data.name,
@@ -25,7 +32,15 @@ def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
         validation=data.validation,
         test_fraction=data.test_fraction,
         split_seed=data.split_seed,
+        split_rule=cast(Rule, data.split_rule),
         skip_unreadable=data.skip_unreadable,
         cache=data.cache,
     )
-    return subset(whole, data.subset, seed=data.split_seed)
+    dataset = subset(whole, data.subset, seed=data.split_seed)
+    if not len(dataset.train) or not len(dataset.test):
+        found = "No image" if len(dataset.train) else "Every image"
+        raise UserError(
+            f"{found} of {dataset.source} is set aside for testing: add images, or have others set "
+            "aside with `--set data.split_seed=1`."
+        )
+    return dataset

@@ -18,7 +18,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.randomness import SOURCE, Randomness
-from sfumato.recipe import Recipe, differences, from_dict, loads
+from sfumato.recipe import Recipe, differences, from_record, loads
 from sfumato.training import checkpoint, devices, files, fill, prior, setup, snapshots, start
 from sfumato.training.images import dataset_of
 from sfumato.training.interrupt import stop_on_signal
@@ -157,7 +157,7 @@ def _resume(
     physical = int(ledger.header["physical_batch"])
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
     found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous", "noise")}
-    # Settings that did not exist when the run began have their defaults.
+    # Settings that did not exist when the run began are filled in.
     found["recipe"] = recipe.to_dict()
     changed = differences(found, expected)
     if changed:
@@ -285,9 +285,10 @@ def _in_words(change: str) -> str:
 
 def _same_recipe(folder: Path, ledger: Ledger, changes: dict[str, Any]) -> Recipe:
     """The recipe that the ledger states, if the file and the command line agree with it."""
-    stated = from_dict(ledger.header["recipe"], where=files.LEDGER)
-    path = folder / files.RECIPE
-    now = loads(path.read_text(encoding="utf-8"), where=str(path)) if path.exists() else stated
+    stated = from_record(ledger.header["recipe"], where=files.LEDGER)
+    path, now = folder / files.RECIPE, stated
+    if path.exists():
+        now = loads(path.read_text(encoding="utf-8"), where=str(path), record=True)
     changed = differences(stated.to_dict(), now.replace(changes).to_dict())
     if changed:
         raise UserError(

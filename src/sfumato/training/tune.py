@@ -39,7 +39,7 @@ _LISTED = 6
 
 _WHICH_IMAGES = {
     "data.name", "data.subset", "data.split_seed", "data.test", "data.test_fraction",
-    "data.validation",
+    "data.validation", "data.split_rule",
 }  # fmt: skip
 """Settings that decide which images are trained on, held out or tested on."""
 
