@@ -34,6 +34,16 @@ class Recipe:
     augment: Augment = field(default_factory=Augment)
     training: Training = field(default_factory=Training)
 
+    @property
+    def exact_metrics(self) -> bool:
+        """Whether files hold exact numbers about training batches, and a clock of the steps.
+
+        *Guarantee:* False for a private run that does not ask for them: neither number is covered
+        by epsilon. (A step takes the longer the more images it drew.) Without privacy the weights
+        are as exact, so there is nothing to keep back.
+        """
+        return self.training.train_metrics or not self.privacy.enabled
+
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, without those that are unset."""
         return _without_none(dataclasses.asdict(self))

@@ -249,5 +249,5 @@ class Training:
         least=0,
     )  # fmt: skip
     train_metrics: bool = _setting(
-        True, "log loss and accuracy of the private batches (not covered by epsilon)"
+        False, "write loss and accuracy of private batches, and a clock, to files: outside epsilon"
     )

@@ -190,6 +190,7 @@ def test_tensorboard_gets_every_record(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     settings = [f"{name}={value}" for name, value in SMALL.items() if name != "model.options"]
     words = [word for setting in settings for word in ("--set", setting)]
+    words += ["--set", "training.train_metrics=true"]
     result = run("train", "digits", "--out", "r", "--tensorboard", *words)
     assert result.code == 0, result.err
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -92,6 +92,20 @@ def test_long_noisy_curves_get_a_moving_mean(tmp_path: Path, panels: Any) -> Non
     assert ys[100] == pytest.approx(np.mean(accuracy[95:106]))
 
 
+def test_private_run_without_curves_shows_how_epsilon_was_spent(
+    tmp_path: Path, panels: Any
+) -> None:
+    metrics = [{"step": k, "epsilon": math.sqrt(k), "lr": 2.0} for k in range(1, 10)]
+    final = {"final": True, "step": 9, "epsilon": 3.0, "test_accuracy": 0.875}
+    curves.draw([*metrics, final], tmp_path / "c.png", title="a run", budget=3)
+    ((accuracy, _),) = panels
+    assert lines(accuracy)["final test 87.5 %"] == ([3.0], [0.875])
+    spent = accuracy.figure.axes[0].get_lines()[0]
+    assert list(spent.get_ydata())[-1] == 3.0 and list(spent.get_xdata())[:2] == [1.0, 2.0]
+    width, height = drawn(tmp_path / "c.png")
+    assert width > 2 * height, "no panel is empty"
+
+
 @pytest.mark.parametrize(
     "metrics",
     [

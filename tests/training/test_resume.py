@@ -144,7 +144,8 @@ def test_speed_says_nothing_about_draws(tmp_path: Path, monkeypatch: pytest.Monk
     """Views a second times seconds would be the number of images drawn."""
     clock = iter(range(1_000_000))
     monkeypatch.setattr("sfumato.training.loop.time.monotonic", lambda: float(next(clock)))
-    train(ten_steps(**{"training.checkpoint_every": None}), out=tmp_path / "run", device="cpu")
+    recipe = ten_steps(**{"training.checkpoint_every": None, "training.train_metrics": True})
+    train(recipe, out=tmp_path / "run", device="cpu")
     lines = (tmp_path / "run" / files.METRICS).read_text().splitlines()
     found = [json.loads(line) for line in lines if "views_per_second" in line]
     assert len({r["views_per_second"] for r in found[1:]}) == 1

@@ -41,6 +41,7 @@ _LOSS = (
     _Curve("test_loss", "test", style.BLUE, "s"),
 )
 _TRAINING = (_ACCURACY[0], _LOSS[0])
+_CURVES = (*_ACCURACY, *_LOSS)
 _FAR = 2.0
 """A budget so many times beyond the right edge is not shown."""
 _STEPS = [1, 2, 2.5, 5, 10]
@@ -59,8 +60,9 @@ def draw(
 ) -> None:
     """Draw the learning curves of a run into a PNG file, which is replaced if it exists.
 
-    A run without finite epsilons is drawn against steps only. Values that are missing or not finite
-    are left out.
+    A run without finite epsilons is drawn against steps only. One that has epsilons but no curves,
+    as a private run has that held no images out for validation, shows how epsilon was spent and the
+    result at the end. Values that are missing or not finite are left out.
 
     Args:
         metrics: Records in the order of steps: `step`, and any of `epsilon`, `loss`,
@@ -77,6 +79,9 @@ def draw(
     everything = [*records, *([final] if final else [])]
     private = any(_number(record, "epsilon") is not None for record in everything)
     last = max((_number(record, "step") or 0 for record in everything), default=0)
+    if private and not any(_number(r, c.key) is not None for r in records for c in _CURVES):
+        _draw_spending(records, final, Path(path), title=title, budget=budget, ended=ended)
+        return
     columns = ["epsilon", "step"] if private else ["step"]
     with style.figure(10.0, 6.4 if private else 3.7, Path(path)) as figure:
         if private:
@@ -102,6 +107,51 @@ def draw(
                 "Values of training batches are not covered by the privacy guarantee.",
                 x=0.01, ha="left", fontsize=7.5, color=style.GREY,
             )  # fmt: skip
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+
+
+def _draw_spending(
+    records: Sequence[Record],
+    final: Record | None,
+    path: Path,
+    *,
+    title: str,
+    budget: float | None,
+    ended: str,
+) -> None:
+    """Draw epsilon over steps, and the accuracy at the end against epsilon."""
+    pairs = [(_number(r, "step"), _number(r, "epsilon")) for r in [*records, final or {}]]
+    points = [(x, y) for x, y in pairs if x is not None and y is not None]
+    with style.figure(10.0, 3.7, path) as figure:
+        spent, accuracy = figure.subplots(1, 2)
+        marker = "o" if len(points) == 1 else ""
+        spent.plot(*zip(*points, strict=True), color=style.ORANGE, marker=marker)
+        spent.set_title("ε spent")
+        spent.set_xlabel("step")
+        spent.set_xlim(left=0, right=max(1.0, 1.03 * points[-1][0]))
+        spent.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=True))
+        spent.set_ylim(bottom=0)
+        top = spent.get_ylim()[1]
+        if budget is not None and budget <= _FAR * top:
+            spent.set_ylim(top=max(top, 1.03 * budget))
+            spent.axhline(budget, color=style.RED, linewidth=1.0, linestyle=":")
+            spent.annotate(
+                f"budget ε = {budget:g}", (0.02, budget), xytext=(0, -4),
+                xycoords=("axes fraction", "data"), textcoords="offset points",
+                va="top", color=style.RED, fontsize=8,
+            )  # fmt: skip
+        shown = _panel(accuracy, [], final, (), "test_accuracy", ended, "epsilon")
+        _finish_row("Accuracy", [accuracy], shown=shown, named=True)
+        accuracy.set_xlabel(_X_LABELS["epsilon"])
+        accuracy.set_xlim(left=0, right=1.1 * max(y for _, y in points))
+        if shown:
+            accuracy.set_ylim(0, 1.005)
+        figure.supxlabel(
+            "Values of training batches, which the privacy guarantee does not cover, were not "
+            "written. Images held out for validation would give curves here.",
+            x=0.01, ha="left", fontsize=7.5, color=style.GREY,
+        )  # fmt: skip
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
 

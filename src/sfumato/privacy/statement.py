@@ -171,9 +171,9 @@ def statement(facts: Facts) -> str:
     if f.train_metrics:
         not_covered.append(
             "`metrics.jsonl`, `curves.png` and `tensorboard/`: loss and accuracy in them were "
-            "computed on training batches without noise; so was the count of examples left out of "
-            "steps, which checkpoints have too. Keep them inside, or train with "
-            "`--set training.train_metrics=false`."
+            "computed on training batches without noise, and so was the count of examples left out "
+            "of steps, which checkpoints have too; their clock tells how many images steps drew. "
+            "They were asked for (`training.train_metrics`): keep them inside."
         )
     if f.validation:
         not_covered.append(

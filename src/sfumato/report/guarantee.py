@@ -92,7 +92,7 @@ def not_covered(run: Run) -> list[str]:
         "The number of training images and the names of the classes, which are treated as public.",
         tuning(run.recipe.privacy.tuned),
     ]
-    if run.recipe.training.train_metrics:
+    if run.recipe.exact_metrics:
         found.append("Loss and accuracy of training batches: they were computed without noise.")
     return found
 

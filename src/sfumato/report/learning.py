@@ -106,6 +106,12 @@ def panels(runs: Sequence[Run], *, shareable: bool = False) -> tuple[Safe, dict[
     return join(drawn), data
 
 
+def shows_batches(run: Run) -> bool:
+    """Whether a run's records hold numbers that were computed on training batches."""
+    keys = [line.key for panel in _PANELS for line in panel.lines if line.private]
+    return any(number(record, key) is not None for record in run.records for key in keys)
+
+
 def records_table(run: Run, *, shareable: bool = False) -> Safe | None:
     """The numbers behind the curves of one run, thinned to some rows."""
     lines = [line for panel in _PANELS for line in panel.lines]

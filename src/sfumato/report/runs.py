@@ -129,10 +129,10 @@ class Run:
 
     @property
     def views_per_second(self) -> float | None:
-        """The median over the run's records; the first hold the start-up."""
+        """The median over the run's records, as the first hold the start-up, or the whole run's."""
         speeds = [number(record, "views_per_second") for record in self.records]
         found = [speed for speed in speeds if speed]
-        return median(found) if found else None
+        return median(found) if found else number(self.final, "views_per_second")
 
     @property
     def task(self) -> tuple[object, ...]:

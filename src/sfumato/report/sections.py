@@ -163,13 +163,12 @@ def curves(runs: Sequence[Run], *, shareable: bool) -> tuple[Safe, dict[str, Any
             else "No metrics were recorded."
         )
         return element("p", {"class": "note"}, reason), {}
-    notes: list[Child] = [
-        "Thin lines are training batches, thick ones validation images, diamonds the test set at "
-        "the end."
-    ]
+    batches = not shareable and any(learning.shows_batches(run) for run in runs)
+    thin = "Thin lines are training batches, thick ones" if batches else "Lines are"
+    notes: list[Child] = [f"{thin} validation images, diamonds the test set at the end."]
     if any(key.endswith("-epsilon") for key in data) and any(not run.private for run in runs):
         notes.append(" A run without privacy has no ε and is drawn against steps only.")
-    if not shareable and any(run.private and run.recipe.training.train_metrics for run in runs):
+    if batches and any(run.private and learning.shows_batches(run) for run in runs):
         sentence = (
             " Values of training batches are exact numbers about private images: the guarantee "
             "does not cover them. Before this page leaves the house, make it again with "

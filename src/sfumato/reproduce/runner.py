@@ -235,13 +235,19 @@ class Runner:
         return folder
 
     def recipe(self, job: Job, source: Path | None = None) -> Recipe:
-        """The recipe of a run with its seed, and the run that it starts from."""
+        """The recipe of a run with its seed, and the run that it starts from.
+
+        Published results are about public images: the metrics of training batches are written.
+        """
+        recipe = job.row.recipe_for(job.setting)
         changes: dict[str, object] = {"training.seed": job.seed}
+        if not recipe.exact_metrics:
+            changes["training.train_metrics"] = True
         if self.precision is not None:
             changes["training.precision"] = self.precision
         if source is not None:
             changes |= {"start.source": os.path.relpath(source), **job.row.start_changes()}
-        return job.row.recipe_for(job.setting).replace(changes)
+        return recipe.replace(changes)
 
     def _train(self, folder: Path, recipe: Recipe) -> None:
         with self.watch() as watching:

@@ -41,6 +41,17 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
+def without_clock(path: Path, folder: Path) -> None:
+    """Give a file of a single step the modification time of the run's recipe.
+
+    *Guarantee:* Copies and archives of a run folder do not tell when its steps were taken, and so
+    not how many images they drew. (Where the files lie, the file system still knows.)
+    """
+    with contextlib.suppress(OSError):
+        began = os.stat(folder / RECIPE).st_mtime_ns
+        os.utime(path, ns=(began, began))
+
+
 def sweep(folder: Path) -> None:
     """Remove what a kill in the middle of `write_whole` left behind in a run folder."""
     for where in (folder, folder / CHECKPOINTS):

@@ -37,9 +37,9 @@ from sfumato.training import (
 from sfumato.training.averaging import Average
 from sfumato.training.evaluation import evaluate, evaluate_rows
 from sfumato.training.features import frozen_features
-from sfumato.training.files import CHECKPOINTS
+from sfumato.training.files import CHECKPOINTS, without_clock
 from sfumato.training.interrupt import StopRequest
-from sfumato.training.metrics import Metrics
+from sfumato.training.metrics import MANY, Metrics, coarse
 from sfumato.training.reporter import Progress, Reporter
 from sfumato.training.setup import Plan
 
@@ -111,6 +111,7 @@ class Loop:
         self.watch = schedules.watch(r, self.epoch)
         self._unread = BatchStatistics()
         self.log_every = r.training.log_every or math.ceil(self.plan.steps / 60)
+        self.seconds = self.metrics.seconds
         self._spent: dict[int, float] = {}
         if r.privacy.enabled:
             counts = sorted(
@@ -148,6 +149,7 @@ class Loop:
         self.private.clipping = self.private.clipping.restored(state.numbers.get("clipping", {}))
         self.watch.load(state.numbers.get("watch", {}))
         self.not_finite = int(state.numbers.get("not_finite", 0))
+        self.seconds = self.seconds or float(state.numbers.get("seconds", 0.0))
 
     def save(self) -> None:
         """Write a checkpoint, after the ledger is on the disk."""
@@ -158,11 +160,12 @@ class Loop:
         if self.average is not None:
             tensors |= {f"average/{n}": t for n, t in self.average.tensors.items()}
         numbers |= {"physical_batch": self.physical_batch}
-        if self.recipe.training.train_metrics:  # It is exact.
+        if self.recipe.exact_metrics:
             numbers |= {"not_finite": self.not_finite}
+        numbers |= {"seconds": coarse(self.seconds)} if self.step >= MANY else {}
         numbers |= {"clipping": self.private.clipping.state(), "watch": self.watch.state()}
         state = checkpoint.Checkpoint(self.step, tensors, numbers)
-        checkpoint.write(self.folder / CHECKPOINTS, state)
+        without_clock(checkpoint.write(self.folder / CHECKPOINTS, state), self.folder)
 
     def run(self, stop: StopRequest) -> None:
         """Take the remaining steps.
@@ -172,7 +175,7 @@ class Loop:
         """
         every = self.recipe.training.checkpoint_every
         started = saved = logged = settled = time.monotonic()
-        earlier, first, views = self.metrics.seconds, self.step, 0.0
+        earlier, first, views = self.seconds, self.step, 0.0
         recent = BatchStatistics()
         while not self.finished:
             statistics = self.take_step()
@@ -183,8 +186,9 @@ class Loop:
             # Of the expected batch: how many images were drawn is nobody's business.
             views += self.plan.sampler.batch * self.private.per_example.views
             now = time.monotonic()
+            self.seconds = earlier + now - started
             if self.step % self.log_every == 0 or self.finished:
-                self._log(recent, views / max(now - logged, 1e-9), earlier + now - started)
+                self._log(recent, views / max(now - logged, 1e-9))
                 logged, views = now, 0.0
                 recent = BatchStatistics()
                 if self.watch.stopped:
@@ -348,16 +352,19 @@ class Loop:
             found["validation_accuracy_last"] = self.accuracy("validation", averaged=False)
         return found
 
-    def _log(self, recent: BatchStatistics, speed: float, seconds: float) -> None:
+    def _log(self, recent: BatchStatistics, speed: float) -> None:
+        """Keep what the screen shows, and record what may be written (`Recipe.exact_metrics`)."""
         self._settle()
+        exact = self.recipe.exact_metrics
         record: dict[str, float | int] = {"step": self.step}
         if self.recipe.privacy.enabled:
             record["epsilon"] = self.epsilon_after(self.step)
         self._loss = self._accuracy = None
         counted = recent.examples - recent.not_finite
-        if self.recipe.training.train_metrics and counted:
+        if counted:
             self._loss, self._accuracy = recent.loss / counted, recent.correct / counted
-            record |= {"loss": self._loss, "train_accuracy": self._accuracy}
+        if counted and exact:
+            record |= {"loss": recent.loss / counted, "train_accuracy": recent.correct / counted}
             record |= {"clipped": recent.clipped / counted, "not_finite": self.not_finite}
         if self.dataset.validation is not None:
             record |= self._validate()
@@ -369,7 +376,8 @@ class Loop:
             self._warned = True
             self.reporter.say(remark)
         self._speed = speed
-        record |= {"views_per_second": round(speed, 1), "seconds": round(seconds, 3)}
+        if exact:
+            record |= {"views_per_second": round(speed, 1), "seconds": round(self.seconds, 3)}
         self.metrics.add(record)
 
     _loss: float | None = None

@@ -14,6 +14,9 @@ from typing import Any
 
 from sfumato.training.files import write_whole
 
+MANY = 100
+"""Steps whose total time, to two digits, tells nothing of any one of them."""
+
 Listener = Callable[[Path, dict[str, Any]], None]
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
 
@@ -31,17 +34,24 @@ def listening(listener: Listener) -> Iterator[None]:
 class Metrics:
     """The records of a run, on disk and in memory."""
 
-    def __init__(self, path: Path, *, upto: int | None = None) -> None:
-        """Open a run's metrics; with `upto`, forget what later steps had written."""
-        self.path = path
+    def __init__(self, path: Path, *, upto: int | None = None, clock: bool = True) -> None:
+        """Open a run's metrics.
+
+        Args:
+            path: The file.
+            upto: Forget what later steps had written.
+            clock: Stamp records with the time.
+        """
+        self.path, self._clock = path, clock
         self.records = read(path)
         if upto is not None:
             self.records = [r for r in self.records if r["step"] <= upto and not r.get("final")]
             write_whole(path, "".join(map(_line, self.records)).encode())
 
     def add(self, record: dict[str, Any]) -> None:
-        """Append a record, stamped with the time."""
-        record = {**record, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        """Append a record."""
+        if self._clock:
+            record = {**record, "time": datetime.now(UTC).isoformat(timespec="seconds")}
         with open(self.path, "ab") as file:
             file.write(_line(record).encode())
         self.records.append(record)
@@ -51,7 +61,16 @@ class Metrics:
     @property
     def seconds(self) -> float:
         """Training time of all parts of the run so far."""
-        return float(self.records[-1]["seconds"]) if self.records else 0.0
+        return float(self.records[-1].get("seconds", 0.0)) if self.records else 0.0
+
+
+def coarse(value: float) -> float:
+    """A total time or a mean speed, rounded to two digits for a file of a private run.
+
+    *Guarantee:* the total of `MANY` steps or more does not tell how long one of them took: a whole
+    step is at most a hundredth of it, which is the rounding.
+    """
+    return float(f"{value:.1e}")
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from sfumato.privacy.statement import Facts, statement
 from sfumato.training import files, fill, schedules, start
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.loop import Loop
+from sfumato.training.metrics import coarse
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def release(loop: Loop) -> Result:
         for name in ("pld", "rdp")
         if p.enabled
     }
-    seconds = loop.metrics.seconds
+    seconds = loop.seconds
     final: dict[str, Any] = {"final": True, "step": loop.step}
     held_out = loop.dataset.validation is not None
     if part := "test" if recipe.data.test else "validation" if held_out else "":
@@ -69,7 +70,13 @@ def release(loop: Loop) -> Result:
             final[f"{part}_accuracy_last"] = loop.accuracy(part, averaged=False)
     if p.enabled:
         final["epsilon"] = spent[p.accountant]
-    loop.metrics.add({**final, "seconds": seconds})
+    if recipe.exact_metrics:
+        final["seconds"] = round(seconds, 3)
+    else:
+        views = loop.step * loop.plan.sampler.batch * loop.views.total
+        final["seconds"] = coarse(seconds)
+        final["views_per_second"] = coarse(views / max(seconds, 1e-9))
+    loop.metrics.add(final)
     curves.draw(
         loop.metrics.records,
         folder / files.CURVES,

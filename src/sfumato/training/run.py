@@ -89,7 +89,8 @@ def train(
         ):
             loop = Loop(
                 recipe, plan, dataset, model, where, randomness, ledger,
-                Metrics(folder / files.METRICS), folder, physical, reporter,
+                Metrics(folder / files.METRICS, clock=recipe.exact_metrics),
+                folder, physical, reporter,
             )  # fmt: skip
             return _go(loop)
 
@@ -178,7 +179,9 @@ def _resume(
         model = setup.build_model(recipe, dataset, randomness, donor)
         if state is not None:
             physical = int(state.numbers["physical_batch"])
-        metrics = Metrics(folder / files.METRICS, upto=state.step if state else 0)
+        metrics = Metrics(
+            folder / files.METRICS, upto=state.step if state else 0, clock=recipe.exact_metrics
+        )
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
             metrics, folder, physical, reporter,

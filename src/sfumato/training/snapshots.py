@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.training.files import write_whole
+from sfumato.training.files import without_clock, write_whole
 
 SNAPSHOTS = "snapshots"
 _NAME = re.compile(r"step-(\d{7,})\.safetensors")
@@ -57,7 +57,7 @@ def keep(folder: Path, model: nn.Module, step: int, steps: int, count: int) -> N
         count: Snapshots to keep (`training.snapshots`).
     """
     if due(step, steps, count):
-        write(folder, step, model.state_dict())
+        without_clock(write(folder, step, model.state_dict()), folder)
 
 
 def write(folder: Path, step: int, state: Mapping[str, Tensor]) -> Path:

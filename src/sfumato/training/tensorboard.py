@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,10 +41,16 @@ class Stream:
 
     def __init__(self) -> None:
         self._writer: Any = None
+        self._began = time.time()
 
     def __call__(self, folder: Path, record: Mapping[str, Any]) -> None:
-        """Write the numbers of a record of the run in `folder`."""
+        """Write the numbers of a record of the run in `folder`.
+
+        *Guarantee:* numbers of a record without a time have that of the run's beginning, so that
+        nothing is told about how long steps took.
+        """
         step = int(record["step"])
+        when = None if "time" in record else self._began
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -51,7 +58,7 @@ class Stream:
         for key, value in record.items():
             if key == "step" or isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            self._writer.add_scalar(_GROUPS.get(key, f"other/{key}"), value, step)
+            self._writer.add_scalar(_GROUPS.get(key, f"other/{key}"), value, step, walltime=when)
         self._writer.flush()
 
     def close(self) -> None:

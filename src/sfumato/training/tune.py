@@ -237,7 +237,10 @@ def _run(
                     train(recipe, out=where, root=root, device=device, reporter=reporter)
     except Diverged as reason:
         (where / files.KEY).unlink(missing_ok=True)
-        return Trial(settings, 0.0, None, 0.0, where.name, " ".join(str(reason).split()))
+        note = "It diverged: the loss or the weights grew beyond all bounds."
+        if recipe.exact_metrics:
+            note = " ".join(str(reason).split())
+        return Trial(settings, 0.0, None, 0.0, where.name, note)
     records = metrics.read(where / files.METRICS)
     final = next(record for record in reversed(records) if record.get("final"))
     accuracy, spent = final["validation_accuracy"], final.get("epsilon")
