@@ -165,7 +165,7 @@ def delta_for(
     if accountant == "rdp" or _hopeless(history):
         total = _compose_rdp(history, ORDERS)
         return float(rdp_privacy_accountant.compute_delta(ORDERS, total, epsilon)[0])
-    return float(_compose_pld(history, REPORT_POINTS).get_delta_for_epsilon(epsilon))
+    return float(compose_pld(history, REPORT_POINTS).get_delta_for_epsilon(epsilon))
 
 
 def curve(
@@ -227,7 +227,7 @@ def pld_epsilon(history: tuple[Step, ...], delta: float, points: int) -> float:
     """
     if _hopeless(history):
         return rdp_epsilon(history, delta)
-    return float(_compose_pld(history, points).get_epsilon_for_delta(delta))
+    return float(compose_pld(history, points).get_epsilon_for_delta(delta))
 
 
 def _hopeless(history: tuple[Step, ...]) -> bool:
@@ -253,22 +253,31 @@ def _rdp(q: float, noise_multiplier: float, orders: tuple[float, ...]) -> Any:
     return np.where(divergences < 0, unsampled, divergences)
 
 
-def _compose_pld(history: tuple[Step, ...], points: int) -> Any:
-    width = interval(history, points)
+def compose_pld(history: tuple[Step, ...], points: int, *, group: int = 1) -> Any:
+    """The privacy-loss distribution of a merged history with noise everywhere.
+
+    Args:
+        history: The steps.
+        points: Most grid points of one step's loss.
+        group: How many examples are added or removed together.
+    """
+    width = interval(history, points, group=group)
     total = None
     for q, noise_multiplier, count in _parts(history):
-        part = _self_compose(_one_step(q, noise_multiplier, width), count)
+        part = _self_compose(_one_step(q, noise_multiplier, width, group), count)
         total = part if total is None else total.compose(part)
     return total
 
 
-def interval(history: Sequence[Step], points: int = REPORT_POINTS) -> float:
+def interval(history: Sequence[Step], points: int = REPORT_POINTS, *, group: int = 1) -> float:
     """The `value_discretization_interval` used for a history (see `loss_distribution.width`)."""
     merged = merge(history)
+    rough = rdp_epsilon(merged, 1e-5, _FEW_ORDERS)
     return loss_distribution.width(
         [(q, noise_multiplier) for q, noise_multiplier, _ in _parts(merged)],
-        epsilon=rdp_epsilon(merged, 1e-5, _FEW_ORDERS),
+        epsilon=rough * group**2,
         points=points,
+        group=group,
     )
 
 
@@ -284,8 +293,8 @@ def _self_compose(base: Any, count: int) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _one_step(q: float, noise_multiplier: float, width: float) -> Any:
-    return loss_distribution.one_step(q, noise_multiplier, width)
+def _one_step(q: float, noise_multiplier: float, width: float, group: int) -> Any:
+    return loss_distribution.one_step(q, noise_multiplier, width, group=group)
 
 
 def _parts(history: tuple[Step, ...]) -> list[tuple[float, float, int]]:
