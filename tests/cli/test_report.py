@@ -38,7 +38,7 @@ def test_a_report_of_a_real_run(run: Run, finished: Path, tmp_path: Path) -> Non
     final = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
     assert f"{upwards(final['epsilon'], places=4)} (calibrated the run)" in text
     assert f"{100 * final['test_accuracy']:.1f} %" in text
-    assert "The noise follows from a seed" in text
+    assert "the noise follows from a seed" in text
     assert "gradient scaled to norm at most C = 1" in text
     assert text.count('<figure class="sample') == 4
     stated = (finished / "statement.md").read_text(encoding="utf-8")
@@ -118,7 +118,9 @@ def test_a_card_states_the_guarantee_and_no_secret(
     final = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
     for words in (
         "| unit of privacy | one image |",
-        "| neighbouring relation | adding or removing one training image |",
+        "| neighbouring relation | leaving out one training image, its place kept empty (zero-out)",
+        "### Several images of one person",
+        "### Against whom",
         f"{upwards(final['epsilon'], places=4)} (calibrated the run)",
         "RDP (Rényi)",
         "sampler | Poisson",

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+import platform
 import re
+from dataclasses import replace
 
 import pytest
+import torch
+from scipy import stats
 
-from sfumato.privacy.statement import Facts, meaning, statement
+from sfumato.privacy import accounting
+from sfumato.privacy.accounting import Step
+from sfumato.privacy.group_privacy import SIZES, group_epsilon
+from sfumato.privacy.own_statement import own_statement
+from sfumato.privacy.run_statement import Facts, statement
+from sfumato.privacy.sampling import PoissonSampler
+from sfumato.privacy.statement import delta_warning, meaning, upwards
 
 
 def facts(epsilon: float) -> Facts:
@@ -15,43 +25,105 @@ def facts(epsilon: float) -> Facts:
         private=True, epsilon={"pld": epsilon, "rdp": epsilon}, budget=epsilon, delta=1e-5,
         accountant="pld", examples=1000, batch=100.0, rate=0.1, steps=10, noise_multiplier=1.0,
         rule="scaled to norm at most C = 1", views=1, averaged=False, seeded=False,
-        train_metrics=False, validation=0, data="digits", version="0",
+        train_metrics=False, validation=0, data="digits",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("epsilon", "said"),
     [
-        (0.5, "almost as likely: the odds of any conclusion about that image change by at most"),
-        (1.0, "e^ε = 2.72, except with a chance of about δ = 1e-05."),
-        (3.0, "a chance of at most e^ε/(1 + e^ε) = 95.3 %."),
+        (0.5, "is almost as likely: it is at most e^ε = 1.65 times as likely with any one image"),
+        (1.0, "e^ε = 2.72 times as likely with any one image in the training set as without it"),
+        (1.0, "plus δ = 1e-05, and the other way round."),
+        (1.0, "a chance of at most (e^ε + δ)/(1 + e^ε) = 73.2 %."),
+        (3.0, "a chance of at most (e^ε + δ)/(1 + e^ε) = 95.3 %."),
         (8.0, "at most e^ε = 2\u202f990 times as likely with any one image in the training set"),
-        (8.0, "e^ε/(1 + e^ε) = 99.967 %. Both hold except with a chance of about δ = 1e-05."),
+        (8.0, "(e^ε + δ)/(1 + e^ε) = 99.967 %."),
         (12.0, "By itself, ε = 12 promises next to nothing about any one image."),
-        (12.0, "by a factor of 163\u202f000 (e^ε)"),
+        (12.0, "by a factor of 163\u202f000 (e^ε), plus δ = 1e-05."),
         (1e9, "by a factor of more than 10²¹ (e^ε)"),
     ],
 )
 def test_the_words_follow_epsilon(epsilon: float, said: str) -> None:
-    words = meaning(epsilon, "1e-05")
+    words = meaning(epsilon, 1e-5)
     assert said in words
     assert ("almost as likely" in words) == (epsilon <= 1)
     assert ("next to nothing" in words) == (epsilon > 10)
     assert "infinity" not in words and len(re.findall(r"\.( |$)", words)) <= 3
 
 
-@pytest.mark.parametrize("epsilon", [1.01, 2.0, 3.99, 4.0, 7.5, 10.0])
-def test_the_chance_of_a_right_guess_is_not_rounded_down(epsilon: float) -> None:
-    found = re.search(r"= ([\d.]+) %", meaning(epsilon, "1e-05"))
+@pytest.mark.parametrize("delta", [1e-5, 1e-3])
+@pytest.mark.parametrize("epsilon", [0.1, 1.01, 2.0, 3.99, 4.0, 7.5, 10.0])
+def test_the_chance_of_a_right_guess_is_not_rounded_down(epsilon: float, delta: float) -> None:
+    found = re.search(r"= ([\d.]+) %", meaning(epsilon, delta))
     assert found
-    chance = math.exp(epsilon) / (1 + math.exp(epsilon))
-    assert chance <= float(found[1]) / 100 < min(1.0, chance + 0.001)
+    chance = (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
+    assert chance <= float(found[1]) / 100 < chance + 0.001
+
+
+def test_delta_is_not_called_the_chance_that_epsilon_fails() -> None:
+    """Of a Gaussian mechanism at epsilon 1 the loss exceeds epsilon with a chance of 16 delta."""
+    sigma, delta = 3.7303, 1e-5
+    assert accounting.epsilon([Step(1.0, sigma)], delta=delta) == pytest.approx(1, abs=1e-3)
+    exceeds = stats.norm.sf(sigma - 0.5 / sigma)
+    assert exceeds > 10 * delta
+    for epsilon in (0.5, 3.0, 12.0):
+        assert not re.search(r"except|fails|chance of (about )?δ", meaning(epsilon, delta))
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 8.0, 1e9])
 def test_the_statement_says_the_same(epsilon: float) -> None:
     text = statement(facts(epsilon))
-    words = meaning(epsilon, "1e-05")
+    words = meaning(epsilon, 1e-5)
     assert f"In plain words: {words[0].lower()}{words[1:]}" in text.replace("\n", " ")
     start = text.index("In plain words")
     assert all(len(line) < 100 for line in text[start : text.index("\n\n", start)].splitlines())
+
+
+def test_every_statement_has_the_row_of_groups() -> None:
+    history = [Step(0.1, 1.0, 10)]
+    values = [upwards(group_epsilon(history, delta=1e-5, size=k), 3) for k in (1, *SIZES)]
+    for text, unit in ((statement(facts(3.0)), "images"), (own(history), "examples")):
+        assert f"| {unit} of one person | 1 | 2 | 3 | 5 | 10 |" in text
+        assert f"| ε | {' | '.join(values)} |" in text
+        assert "roughly" not in text
+    hopeless = statement(replace(facts(3.0), noise_multiplier=0.2, steps=1000))
+    assert "| over 100 | over 100 |" in hopeless
+
+
+def test_groups_count_schedules_and_the_start_too() -> None:
+    before, plan = (Step(0.2, 2.0, 5),), (Step(0.1, 1.5, 4), Step(0.1, 1.0, 6))
+    text = statement(replace(facts(3.0), before=before, schedule=plan))
+    expected = group_epsilon([*before, *plan], delta=1e-5, size=3)
+    assert f"| {upwards(expected, 3)} |" in text.split("## Several images of one person")[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "zero-out", "sees the weights after every single step", "Other releases", "Timing.",
+        "size and channels of the images", "float64", "rounded to a fixed grid",
+        f"PyTorch {torch.__version__}", f"Python {platform.python_version()}", "dp-accounting",
+        "NumPy", "sfumato",
+    ],
+)  # fmt: skip
+def test_what_a_reader_must_know_is_there(words: str) -> None:
+    assert words in " ".join(statement(facts(3.0)).split())
+
+
+def test_a_seed_is_called_not_private() -> None:
+    text = " ".join(statement(replace(facts(3.0), seeded=True)).split())
+    assert "Not private: anyone who knows or guesses the seed can subtract the noise" in text
+    assert "ChaCha20" not in text
+
+
+@pytest.mark.parametrize(("examples", "warned"), [(1000, False), (10_000, False), (10_001, True)])
+def test_a_delta_too_large_for_so_many_images_is_warned_of(examples: int, warned: bool) -> None:
+    text = statement(replace(facts(3.0), examples=examples))
+    assert ("δ is large for" in text) == warned
+    assert bool(delta_warning(1e-5, examples)) == warned
+
+
+def own(history: list[Step]) -> str:
+    sampler = PoissonSampler(1000, 100)
+    return own_statement(history, delta=1e-5, data="scans", sampler=sampler, rule="scaled", views=1)

@@ -11,7 +11,7 @@ from sfumato import recipes
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import Step
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.statement import Facts, statement
+from sfumato.privacy.run_statement import Facts, statement
 from tiny_run import DIGITS, write_weights
 
 
@@ -99,6 +99,6 @@ def _release(
         examples=1438, batch=143.8, rate=q, steps=steps, noise_multiplier=sigma,
         rule="each image's gradient scaled to norm at most C = 1", views=1, averaged=False,
         seeded=recipe.training.seed is not None, train_metrics=True, validation=0,
-        data=recipe.data.name, version="0",
+        data=recipe.data.name,
     )  # fmt: skip
     (folder / "statement.md").write_text(statement(facts), encoding="utf-8")

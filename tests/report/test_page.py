@@ -82,11 +82,12 @@ def test_a_finished_run_is_told_in_full(tmp_path: Path) -> None:
     shown = Elements(text)
     (run,) = gather([folder])
     assert "81.2 %" in shown.text and "not finished" not in shown.text
-    for words_ in ("one image", "adding or removing one training image", "Poisson", "Not covered"):
+    for words_ in ("one image", "leaving out one training image", "Poisson", "Not covered"):
         assert words_ in shown.text
     for value in run.epsilon.values():
         assert upwards(value, places=4) in shown.text
-    assert "Random numbers follow from a 256-bit key" in shown.text
+    assert "Several images of one person" in shown.text and "after every single step" in shown.text
+    assert "ChaCha20 with a key of 256 bits" in shown.text
     assert "follows from a seed" not in shown.text
     assert {"accuracy-step", "accuracy-epsilon", "loss-step", "clipped-epsilon", "front-0",
             "run0-confusion", "run0-reliability"} <= set(data_of(text))  # fmt: skip

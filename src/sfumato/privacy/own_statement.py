@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sfumato import version
+from sfumato.privacy import statement as words
 from sfumato.privacy.accounting import Step, epsilon
 from sfumato.privacy.sampling import PoissonSampler
-from sfumato.privacy.statement import tuning, upwards
+from sfumato.privacy.statement import filled, upwards
 
-_RELATION = "adding or removing one training example"
+_UNIT = "example"
 
 
 def own_statement(
@@ -35,16 +35,19 @@ def own_statement(
     events = ", and\n".join(
         f"{s.count} with q = {s.q!r} and σ = {s.noise_multiplier!r}" for s in history
     )
+    warning = words.delta_warning(delta, sampler.examples, unit=_UNIT)
     return f"""# Privacy statement
 
 The noisy gradients that were released, and so all weights made of nothing else, satisfy
-**({upwards(spent["pld"])}, {delta:g})-differential privacy** with respect to {_RELATION}
-of '{data}', if the conditions below were kept.
+**({upwards(spent["pld"])}, {delta:g})-differential privacy** with respect to
+{words.relation(_UNIT)} of '{data}', if the conditions below were kept.
 
+{filled(words.meaning(spent["pld"], delta, unit=_UNIT))}
+{f"{chr(10)}{filled(warning)}{chr(10)}" if warning else ""}
 | | |
 |---|---|
 | unit of privacy | one example |
-| neighbouring relation | {_RELATION} |
+| neighbouring relation | {words.relation_in_full(_UNIT)} |
 | ε by PLD (privacy loss distribution) | {upwards(spent["pld"], places=4)} |
 | ε by RDP (Rényi), for comparison | {upwards(spent["rdp"], places=4)} |
 | δ | {delta:g} |
@@ -56,7 +59,15 @@ of '{data}', if the conditions below were kept.
 
 To check it with another library, compose Poisson-subsampled Gaussian mechanisms,
 {events or "none"},
-under {_RELATION}.
+under the relation that adds or removes one example.
+
+## Several examples of one person
+
+{words.groups(history, delta, _UNIT)}
+
+## Against whom
+
+{words.threat_model(_UNIT)}
 
 ## Conditions
 
@@ -71,9 +82,14 @@ The loop was not sfumato's. It must have kept these, which the library cannot se
 
 ## Not covered
 
-- The number of training examples, which is treated as public.
-- {tuning("")}
+- The number of training examples, the sampling rate, and the shape of the examples. They are
+  treated as public.
+- {words.other_releases(_UNIT)}
+- {words.tuning("", unit=_UNIT)}
 - Losses, accuracies and counts of training batches: they were computed without noise.
+- {words.timing(_UNIT)}
 
-sfumato {version.of()}
+## Versions
+
+{words.versions()}
 """

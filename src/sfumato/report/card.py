@@ -141,6 +141,9 @@ def _privacy(run: Run) -> str:
             "released, and ε is computed from that ledger. Trust model: central; whoever trained "
             "the model saw the images."
         )
+    for title in guarantee.CHAPTERS:
+        if chapter := run.chapter(title):
+            parts += [f"### {title}", _no_html(chapter)]
     start = run.chapter("Where the first weights came from")
     if start:
         parts += ["### Where the first weights came from", _no_html(start)]

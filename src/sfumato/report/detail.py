@@ -26,6 +26,9 @@ def privacy(run: Run) -> Safe:
         _meter(run),
         table([], guarantee.facts(run), caption="The guarantee in numbers", classes="facts"),
     ]
+    for title in guarantee.CHAPTERS:
+        if chapter := run.chapter(title):
+            parts += [element("h4", None, title), markdown(chapter)]
     if lines:
         parts += [element("h4", None, "Not covered"), element("ul", None, *lines)]
     if start:

@@ -6,11 +6,22 @@ a readable ledger, without an end, or with noise from a seed says so before any 
 
 from __future__ import annotations
 
-from sfumato.privacy.statement import LARGE, RELATION, factor, meaning, tuning, upwards
+from sfumato.privacy.statement import (
+    LARGE,
+    delta_warning,
+    factor,
+    meaning,
+    relation,
+    relation_in_full,
+    tuning,
+    upwards,
+)
 from sfumato.report.runs import Run
 from sfumato.report.words import power
 
-UNIT = "one image"
+UNIT = "image"
+CHAPTERS = ("Several images of one person", "Against whom")
+"""Chapters of a run's statement that pages and cards quote as they are."""
 ACCOUNTANTS = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
 
 
@@ -27,7 +38,7 @@ def in_words(run: Run) -> str:
             "ledger is missing or damaged."
         )
     delta = power(run.recipe.privacy.delta)
-    plainly = meaning(run.spent, delta)
+    plainly = meaning(run.spent, run.recipe.privacy.delta, shown=delta)
     if not run.finished:
         secret = "as long as nobody else sees `secret.key`, which lies in the folder until the end"
         condition = "" if run.seeded else f", {secret}"
@@ -38,7 +49,7 @@ def in_words(run: Run) -> str:
         )
     return (
         f"The weights satisfy ({upwards(run.spent)}, {delta})-differential privacy with respect to "
-        f"{RELATION} of '{run.data}'. {plainly}"
+        f"{relation(UNIT)} of '{run.data}'. {plainly}"
     )
 
 
@@ -46,7 +57,8 @@ def facts(run: Run) -> list[tuple[str, str]]:
     """The guarantee in numbers, a row each."""
     if not run.private:
         return [("privacy", "none")]
-    p, rows = run.recipe.privacy, [("unit of privacy", UNIT), ("neighbouring relation", RELATION)]
+    p, rows = run.recipe.privacy, [("unit of privacy", f"one {UNIT}")]
+    rows.append(("neighbouring relation", relation_in_full(UNIT)))
     for name, words in ACCOUNTANTS.items():
         role = "calibrated the run" if name == p.accountant else "for comparison"
         known = name in run.epsilon
@@ -104,15 +116,18 @@ def warnings(run: Run) -> list[str]:
         found.insert(0, "**Not private.** This run was trained without noise.")
     elif run.seeded:
         found.append(
-            "**The noise follows from a seed** that is in the recipe. Whoever knows it, or sees "
-            "two models of one seed, can subtract the noise; the guarantee holds only towards "
-            "people who do neither. Train without a seed before releasing a model of secret images."
+            "**Not private: the noise follows from a seed** that is in the recipe. Anyone who "
+            "knows or guesses it, or sees two models of one seed, can subtract the noise; the "
+            "guarantee holds only towards people who do neither. Train without a seed before "
+            "releasing a model of secret images."
         )
     elif run.origin.seeded:
         found.append(
             "**The noise of the start follows from a seed**: towards people who know it, the steps "
             "of the start are not private."
         )
+    if run.private and run.examples is not None:
+        found += filter(None, [delta_warning(run.recipe.privacy.delta, run.examples)])
     if run.private and run.spent is not None and run.spent > LARGE:
         found.append(
             f"**ε = {upwards(run.spent, 3)} is large**: the odds may change by a factor of "

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from sfumato.data import Dataset, load
+from sfumato.data.catalogue import canonical
 from sfumato.data.split import Rule
 from sfumato.data.subset import subset
 from sfumato.errors import UserError
@@ -44,3 +45,19 @@ def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
             "aside with `--set data.split_seed=1`."
         )
     return dataset
+
+
+def split_in_words(data: Data) -> str:
+    """How images were held out for testing or validation, in a sentence for the statement."""
+    if canonical(data.name) is not None:
+        return "Which images are held out is fixed for this data set."
+    if data.split_rule == "independent":
+        return (
+            "Images that were held out, unless you had divided them yourself, were chosen each by "
+            "itself: leaving one out moves no other."
+        )
+    return (
+        "Images that were held out, unless you had divided them yourself, were chosen by "
+        "`data.split_rule = stratified`: leaving one out moves others in or out of the training "
+        "set, and epsilon does not cover that."
+    )

@@ -355,7 +355,6 @@ class Loop:
     def _log(self, recent: BatchStatistics, speed: float) -> None:
         """Keep what the screen shows, and record what may be written (`Recipe.exact_metrics`)."""
         self._settle()
-        exact = self.recipe.exact_metrics
         record: dict[str, float | int] = {"step": self.step}
         if self.recipe.privacy.enabled:
             record["epsilon"] = self.epsilon_after(self.step)
@@ -363,7 +362,7 @@ class Loop:
         counted = recent.examples - recent.not_finite
         if counted:
             self._loss, self._accuracy = recent.loss / counted, recent.correct / counted
-        if counted and exact:
+        if counted and self.recipe.exact_metrics:
             record |= {"loss": recent.loss / counted, "train_accuracy": recent.correct / counted}
             record |= {"clipped": recent.clipped / counted, "not_finite": self.not_finite}
         if self.dataset.validation is not None:
@@ -376,7 +375,7 @@ class Loop:
             self._warned = True
             self.reporter.say(remark)
         self._speed = speed
-        if exact:
+        if self.recipe.exact_metrics:
             record |= {"views_per_second": round(speed, 1), "seconds": round(self.seconds, 3)}
         self.metrics.add(record)
 

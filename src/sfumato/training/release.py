@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato import version
 from sfumato.pictures import curves
 from sfumato.privacy import accounting
 from sfumato.privacy.accounting import Step, merge
 from sfumato.privacy.composition import Exposure
-from sfumato.privacy.statement import Facts, statement
+from sfumato.privacy.run_statement import Facts, statement
 from sfumato.training import files, fill, schedules, start
 from sfumato.training.classifier import Description, save_weights
+from sfumato.training.images import split_in_words
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import coarse
 
@@ -154,7 +154,6 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         train_metrics=recipe.training.train_metrics,
         validation=len(d.validation) if d.validation is not None else 0,
         data=recipe.data.name,
-        version=version.of(),
         public=recipe.data.public,
         start=" ".join(filter(None, [origin.words, fill.frozen(loop.model)])),
         exposures=origin.exposures,
@@ -166,4 +165,5 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         schedule=plan.history(loop.ledger.steps) if plan.schedule else (),
         looked=schedules.looks(recipe),
         tuned=p.tuned,
+        split=split_in_words(recipe.data),
     )

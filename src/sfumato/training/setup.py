@@ -28,6 +28,7 @@ from sfumato.privacy.composition import curve_after, noise_multiplier_after, ste
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.sampling import PoissonSampler
+from sfumato.privacy.statement import delta_warning
 from sfumato.recipe import Recipe
 from sfumato.settings import Augment, Privacy, Training
 from sfumato.training import fill, schedules
@@ -234,13 +235,16 @@ def check_methods(
     schedules.check(recipe, dataset)
     named = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
     plan.clipping.bind(list(named), list(named.values()))
+    warning = delta_warning(recipe.privacy.delta, len(dataset.train)).replace("**", "")
+    warnings = (warning,) if warning and recipe.privacy.enabled else ()
     if recipe.training.views > 1 and recipe.augment == Augment(padding=recipe.augment.padding):
         return (
             describe(recipe, plan, dataset),
             f"All {recipe.training.views} views of an image are the same, as nothing in [augment] "
             "is on: training.views = 1 would give the same in less time.",
+            *warnings,
         )
-    return (describe(recipe, plan, dataset),)
+    return (describe(recipe, plan, dataset), *warnings)
 
 
 def describe(recipe: Recipe, plan: Plan, dataset: Dataset) -> str:
