@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,16 @@ PROBE_SEED = 20220408
 
 _TORCH_S_OWN = frozenset(vars(nn.Module()))
 
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+_DEPTH = 3
+"""Objects within objects that are looked into."""
+
 
 @dataclass
 class _Slot:
@@ -29,35 +43,68 @@ class _Slot:
     value: Any
 
 
-class Snapshot:
-    """The state of a model: parameters, buffers, and tensors and numbers in plain attributes."""
+@dataclass
+class _Extra:
+    """What a module adds to its `state_dict` by `get_extra_state`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    module: nn.Module
+    value: Any
+    comparable: Any
+
+
+class Snapshot:
+    """The state of modules: everything that could carry data from one call to the next.
+
+    Parameters and buffers by value, tensors, arrays, numbers and text in plain attributes and in
+    objects that these hold, extra state, and which hooks are registered.
+    """
+
+    def __init__(self, *models: nn.Module) -> None:
         self._slots: dict[str, _Slot] = {}
-        for path, module in model.named_modules():
-            own = {k: v for k, v in vars(module).items() if k not in _TORCH_S_OWN}
-            if type(module).__module__.startswith("torch.nn.modules"):
-                own = {k: v for k, v in own.items() if isinstance(v, Tensor)}
-            for holder, held in (
-                (module._parameters, module._parameters),
-                (module._buffers, module._buffers),
-                (vars(module), own),
-            ):
-                for key, value in held.items():
-                    if _is_plain(value):
-                        name = f"{path}.{key}" if path else key
-                        self._slots[name] = _Slot(holder, key, value, _copied(value))
+        self._extra: dict[str, _Extra] = {}
+        self._hooks: dict[str, tuple[dict[int, Any], dict[int, Any]]] = {}
+        for model in models:
+            for path, module in model.named_modules():
+                self._take(f"{path}." if path else "", module)
+
+    def _take(self, prefix: str, module: nn.Module) -> None:
+        own = {k: v for k, v in vars(module).items() if k not in _TORCH_S_OWN}
+        if type(module).__module__.startswith("torch.nn.modules"):
+            own = {k: v for k, v in own.items() if isinstance(v, Tensor)}
+        for holder in (module._parameters, module._buffers):
+            self._keep(prefix, holder, holder, 0)
+        self._keep(prefix, vars(module), own, _DEPTH)
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            state = module.get_extra_state()
+            name = f"{prefix}get_extra_state()"
+            self._extra[name] = _Extra(module, copy.deepcopy(state), _comparable(state))
+        for kind in _HOOKS:
+            hooks = getattr(module, kind)
+            self._hooks[f"{prefix}{kind}"] = hooks, dict(hooks)
+
+    def _keep(self, prefix: str, holder: dict[str, Any], held: dict[str, Any], depth: int) -> None:
+        for key, value in held.items():
+            if _is_plain(value):
+                self._slots[f"{prefix}{key}"] = _Slot(holder, key, value, _copied(value))
+            elif depth and _is_object(value):
+                self._keep(f"{prefix}{key}.", vars(value), vars(value), depth - 1)
 
     def put_back(self) -> None:
-        """Give the model this state again, in the very same tensors."""
+        """Give the modules this state again, in the very same tensors, without later hooks."""
         with torch.no_grad():
             for slot in self._slots.values():
-                if isinstance(slot.held, Tensor):
+                if isinstance(slot.held, Tensor | np.ndarray):
                     if not _same(slot.held, slot.value):
-                        slot.held.copy_(slot.value)
+                        _overwrite(slot.held, slot.value)
                     slot.holder[slot.key] = slot.held
                 elif not _same(slot.holder.get(slot.key), slot.value):
                     slot.holder[slot.key] = _copied(slot.value)
+        for extra in self._extra.values():
+            if not _same(_comparable(extra.module.get_extra_state()), extra.comparable):
+                extra.module.set_extra_state(copy.deepcopy(extra.value))
+        for hooks, before in self._hooks.values():
+            for key in [key for key in hooks if key not in before]:
+                del hooks[key]
 
     def first_difference(self, other: Snapshot) -> str | None:
         """The name of something that the two states do not share, or None."""
@@ -65,21 +112,71 @@ class Snapshot:
             mine, theirs = self._slots.get(name), other._slots.get(name)
             if mine is None or theirs is None or not _same(mine.value, theirs.value):
                 return name
+        for name in (*self._extra, *other._extra):
+            a, b = self._extra.get(name), other._extra.get(name)
+            if a is None or b is None or not _same(a.comparable, b.comparable):
+                return name
+        for name in (*self._hooks, *other._hooks):
+            before, after = (s._hooks.get(name, ({}, {}))[1] for s in (self, other))
+            if list(before.values()) != list(after.values()):
+                return name
         return None
 
 
+def hooks_of(model: nn.Module) -> tuple[object, ...]:
+    """Every hook that is registered on a module of the model."""
+    kinds = (getattr(module, kind) for module in model.modules() for kind in _HOOKS)
+    return tuple(hook for hooks in kinds if hooks for hook in hooks.values())
+
+
+_PLAIN = Tensor | np.ndarray | np.generic | int | float | complex | str | bytes | set | frozenset
+
+
 def _is_plain(value: object) -> bool:
-    if isinstance(value, Tensor | int | float):
+    if isinstance(value, _PLAIN):
         return True
-    if isinstance(value, list | tuple | dict):
-        return all(isinstance(leaf, Tensor | int | float) for leaf in tree_flatten(value)[0])
-    return False
+    return isinstance(value, list | tuple | dict | deque) and not _holds_modules(value)
+
+
+def _holds_modules(value: Any) -> bool:
+    return any(isinstance(leaf, nn.Module) for leaf in tree_flatten(value)[0])
+
+
+def _is_object(value: object) -> bool:
+    """Whether this is an object of somebody's own class, with attributes to look at."""
+    if isinstance(value, nn.Module | type | ModuleType) or not hasattr(value, "__dict__"):
+        return False
+    own = type(value).__module__
+    return own != "builtins" and not own.startswith(("torch", "functools"))
 
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return tree_map(_copied, value) if isinstance(value, list | tuple | dict) else value
+    if isinstance(value, np.ndarray | set):
+        return value.copy()
+    return tree_map(_copied, value) if isinstance(value, list | tuple | dict | deque) else value
+
+
+def _overwrite(held: Any, value: Any) -> None:
+    if isinstance(held, Tensor):
+        if held.shape != value.shape:
+            held.data = value.clone()
+        else:
+            held.copy_(value)
+    else:
+        held[...] = value
+
+
+def _comparable(state: Any) -> Any:
+    """Extra state as something to compare: itself, or its pickled bytes."""
+    leaves = tree_flatten(state)[0]
+    if all(leaf is None or isinstance(leaf, _PLAIN) for leaf in leaves):
+        return _copied(state)
+    try:
+        return pickle.dumps(state)
+    except Exception:
+        return None
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -87,11 +184,16 @@ def _same(a: Any, b: Any) -> bool:
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
         return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-    if isinstance(a, list | tuple | dict) and type(a) is type(b):
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if isinstance(a, list | tuple | dict | deque) and type(a) is type(b):
         (leaves_a, spec_a), (leaves_b, spec_b) = tree_flatten(a), tree_flatten(b)
         return spec_a == spec_b and all(map(_same, leaves_a, leaves_b))
-    same: bool = type(a) is type(b) and (a == b or (a != a and b != b))
-    return same
+    if type(a) is not type(b):
+        return False
+    if not isinstance(a, _PLAIN):
+        return True  # Functions and the like, which may be made anew for each call.
+    return bool(a == b or (a != a and b != b))
 
 
 def _devices(model: nn.Module) -> list[int]:
@@ -110,9 +212,10 @@ def seed(model: nn.Module, value: int = PROBE_SEED) -> None:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put the model's state and the global random states back afterwards."""
-    before, python, numpy = Snapshot(model), random.getstate(), np.random.get_state()
+def undisturbed(model: nn.Module, *others: nn.Module) -> Iterator[None]:
+    """Put the state of modules and the global random states back afterwards."""
+    before = Snapshot(model, *others)
+    python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=_devices(model)):
         try:
             yield
