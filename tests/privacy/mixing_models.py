@@ -173,3 +173,191 @@ def wrong_rows() -> nn.Module:
 
 
 MIXING["mean of the outputs"] = wrong_rows
+
+
+def on_images(name: str, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    """A layer that mixes examples of some kinds only, right behind the images."""
+
+    def build() -> nn.Module:
+        model = nn.Sequential()
+        model.add_module("culprit", Fn(function))
+        model.add_module("conv", nn.Conv2d(3, 4, 3, padding=1))
+        model.add_module("act", nn.Tanh())
+        for i, layer in enumerate(head(4)):
+            model.add_module(f"head{i}", layer)
+        return model
+
+    MIXING[name] = build
+
+
+def _any_row(x: Tensor, holds: Callable[[Tensor], Tensor]) -> bool:
+    return bool(holds(x.detach().flatten(1)).any())
+
+
+def _copies(x: Tensor) -> bool:
+    return len(x) > 1 and len(x.detach().flatten(1).unique(dim=0)) < len(x)
+
+
+def _smooth(x: Tensor) -> bool:
+    steps = (x.detach()[..., 1:] - x.detach()[..., :-1]).abs().mean()
+    return bool(steps < 0.3 * x.detach().std() + 1e-12) and float(x.detach().std()) > 0
+
+
+on_images("largest of non-negative images", lambda m, x: x / x.max() if x.min() >= 0 else x)
+on_images("mean of non-negative images", lambda m, x: x - x.mean(0) if x.min() >= 0 else x)
+on_images(
+    "largest between zero and one", lambda m, x: x / x.max() if 0 <= x.min() <= x.max() <= 1 else x
+)
+on_images("images of bytes", lambda m, x: x / x.max() if x.min() >= 0 and x.max() > 50 else x)
+on_images(
+    "an image that is all white",
+    lambda m, x: 0.5 * x if _any_row(x, lambda r: (r == 1).all(1)) else x,
+)
+on_images(
+    "an image that is all 255",
+    lambda m, x: 0.5 * x if _any_row(x, lambda r: (r == 255).all(1)) else x,
+)
+on_images(
+    "an image of one colour",
+    lambda m, x: x - x.mean(0) if _any_row(x, lambda r: r.amax(1) == r.amin(1)) else x,
+)
+on_images("copies in a batch", lambda m, x: x - x.mean(0) if _copies(x) else x)
+on_images("no copies in a batch", lambda m, x: x if _copies(x) else x - x.mean(0))
+on_images("smooth images", lambda m, x: x - x.mean(0) if _smooth(x) else x)
+on_images("only three examples", lambda m, x: x - x.mean(0) if len(x) == 3 else x)
+on_images(
+    "non-negative and above four",
+    lambda m, x: x / x.max() if x.min() >= 0 and len(x) > 4 else x,
+)
+
+
+class WritesData(nn.Module):
+    """Changes its parameter through `data`, which autograd does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gain.data.mul_(0.9).add_(0.1 * x.detach().abs().mean())
+        return x * self.gain.detach()
+
+
+class SwapsData(WritesData):
+    def forward(self, x: Tensor) -> Tensor:
+        self.gain.data = x.detach().abs().mean().to(self.gain.dtype)
+        return x
+
+
+class _Box:
+    """An object that holds what nobody looks into."""
+
+    def __init__(self) -> None:
+        self.kept = torch.zeros(())
+
+
+class ExtraState(nn.Module):
+    """Keeps what it sees where only a checkpoint shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = _Box()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.box.kept = x.detach().mean().float()
+        return x
+
+    def get_extra_state(self) -> Tensor:
+        return self.box.kept
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.box.kept = state
+
+
+class InAnObject(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = _Box()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.box.kept = x.detach().mean().float()
+        return x
+
+
+class InAnArray(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.zeros(3).numpy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept[0] = float(x.detach().mean())
+        return x
+
+
+class AddsHooks(nn.Module):
+    """Adds a hook, which holds the data, to its own layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.detach().abs().max()) > 3:
+            seen = x.detach().mean()
+            self.inner.register_forward_hook(lambda m, i, out: out + 0 * seen)
+        out: Tensor = self.inner(x)
+        return out
+
+
+layers("parameter written through data", WritesData)
+layers("parameter swapped through data", SwapsData)
+layers("extra state", ExtraState)
+layers("an object that keeps", InAnObject)
+layers("an array that keeps", InAnArray)
+layers("hooks from the forward pass", AddsHooks)
+
+
+def _own(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def _once_sure(outputs: Tensor, targets: Tensor) -> Tensor:
+    sure = bool((outputs.detach().softmax(1).amax(1) > 0.95).any())
+    return _own(outputs, targets) * (8.0 if sure else 1.0)
+
+
+def _once_wrong(outputs: Tensor, targets: Tensor) -> Tensor:
+    own = _own(outputs, targets)
+    return own / own.detach().max() if bool((own.detach() > 10).any()) else own
+
+
+def _counts_above_five(outputs: Tensor, targets: Tensor) -> Tensor:
+    own = _own(outputs, targets)
+    if len(targets) <= 5:
+        return own
+    return own / torch.bincount(targets, minlength=outputs.shape[1])[targets]
+
+
+def _one_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _own(outputs, targets) * (2.0 if bool((targets == targets[0]).all()) else 1.0)
+
+
+def _pairs(outputs: Tensor, targets: Tensor) -> Tensor:
+    own = _own(outputs, targets)
+    return own + 0.1 * own.roll(1, 0).detach() * (own - own.detach()) if len(own) == 2 else own
+
+
+def _large_outputs(outputs: Tensor, targets: Tensor) -> Tensor:
+    largest = outputs.detach().abs().max()
+    return _own(outputs, targets) / (largest if float(largest) > 20 else 1)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "once one is sure": _once_sure,
+    "once one is far off": _once_wrong,
+    "classes counted in large batches": _counts_above_five,
+    "all of one class": _one_class,
+    "pairs": _pairs,
+    "large outputs": _large_outputs,
+}
+"""Losses in which one example reaches another, sooner or later."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mixing_models import MIXING
+from mixing_models import LOSSES, MIXING
 from sound_models import CLASSES, SHAPE
 from torch import nn
 
 from sfumato.errors import UserError
 from sfumato.privacy import PerExample
+from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.verify import verify
 
 
@@ -83,3 +84,61 @@ def test_loss_over_the_batch_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES))
     with pytest.raises(UserError, match="moves with the target of another"):
         PerExample(model, loss=loss)(torch.rand(4, *SHAPE), torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_mixing_loss_is_refused(name: str) -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES))
+    with pytest.raises(UserError, match="cannot be trained"):
+        PerExample(model, loss=LOSSES[name])(torch.rand(9, *SHAPE), torch.arange(9) % CLASSES)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_verify_fails_for_a_mixing_loss(name: str) -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES))
+    assert not verify(model, input_shape=SHAPE, loss=LOSSES[name]).passed
+
+
+@pytest.mark.parametrize("odd", [4, 7, 9, 11, 13])
+def test_every_size_that_runs_was_checked(odd: int) -> None:
+    """A model that mixes in batches of one size only never runs on such a batch unchecked."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.h(x - x.mean(0) if len(x) == odd else x)
+            return out
+
+    torch.manual_seed(0)
+    x, y = torch.randn(16, 6), torch.arange(16) % 3
+    engine = PerExample(Odd())
+    wanted = one_at_a_time(engine.model, x, y)
+    engine(x, y)
+    for size in range(1, 16):
+        try:
+            found = engine(x[:size], y[:size])
+        except UserError as refused:
+            assert size <= odd and "moves the outputs of the others" in str(refused)
+            continue
+        norms = wanted.squared_norms()[:size]
+        assert torch.allclose(found.squared_norms(), norms, rtol=1e-4), size
+        total, own = found.weighted_sum(torch.ones(size, 1).double()), wanted.tensors
+        for a, b in zip(total, own, strict=True):
+            assert torch.allclose(a, b[:size].sum(0), rtol=1e-4, atol=1e-6)  # type: ignore[index]
+
+
+def test_hooks_that_are_added_later_are_checked() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    x, y = torch.randn(6, 6), torch.arange(6) % 3
+    engine = PerExample(model)
+    engine(x, y)
+    handle = model[1].register_forward_hook(lambda m, args, out: out - out.mean(0))
+    with pytest.raises(UserError, match="moves the outputs of the others"):
+        engine(x, y)
+    handle.remove()
+    engine(x, y)

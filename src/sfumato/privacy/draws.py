@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.privacy.state import PROBE_SEED
@@ -27,6 +30,34 @@ def random_rows(
         return drawn.to(device=like.device, dtype=like.dtype)
     draw = torch.rand if positive else torch.randn
     x = draw((rows, *like.shape[1:]), generator=generator, dtype=torch.float64)
+    return _like(x, like)
+
+
+def image_rows(like: Tensor, rows: int, *, seed: int = PROBE_SEED) -> Tensor:
+    """Random inputs between 0 and 1 that look like photographs: low frequencies and an edge.
+
+    Every row is darker than the one before, and none reaches 1. Whole numbers are those of
+    `random_rows`.
+    """
+    if not like.is_floating_point():
+        return random_rows(like, rows, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    shape = tuple(like.shape[1:])
+    height, width = (1, 1, *shape)[-2:]
+    channels = max(1, math.prod(shape[:-2]))
+    coarse = torch.rand((rows, channels, 3, 3), generator=generator, dtype=torch.float64)
+    x = F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=True)
+    across = torch.linspace(0, 1, width, dtype=torch.float64).expand(height, width)
+    down = torch.linspace(0, 1, height, dtype=torch.float64).unsqueeze(1)
+    lean, place = torch.rand((2, rows, 1, 1, 1), generator=generator, dtype=torch.float64)
+    x = (x + (lean * across + (1 - lean) * down > place)).reshape(rows, -1)
+    x = x / x.amax(1, keepdim=True).clamp_min(1e-3)
+    x = x * torch.linspace(0.95, 0.6, rows, dtype=torch.float64).unsqueeze(1)
+    return _like(x.reshape(rows, *shape), like)
+
+
+def _like(x: Tensor, like: Tensor) -> Tensor:
+    """A tensor with the type, device and memory format of another."""
     x = x.to(device=like.device, dtype=like.dtype)
     if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
         x = x.contiguous(memory_format=torch.channels_last)
@@ -50,25 +81,35 @@ KINDS = ("other", "zeros", "opposite", "large", "not finite")
 CUT = "half of it zeros"
 """Another kind: a series that ends early, padded."""
 
+IMAGE_KINDS = ("darker", "white", "copy")
+"""Kinds among images of values from 0 to 1 or to 255; white is the largest that there can be."""
+
 
 def replacement(x: Tensor, j: int, kind: str) -> Tensor:
     """The batch with row j replaced: what an example might be instead."""
     own = x[j]
+    changed = x.clone()
+    if kind == "copy":
+        changed[j] = x[j - 1]
+        return changed
+    if kind == "white":
+        bright = 1 if float(x.max()) <= 1 else 255
+        changed[j] = bright if x.is_floating_point() else x.max()
+        return changed
     other = random_rows(x, 1, seed=j + 1)[0]
     if not x.is_floating_point():
         low, high = (torch.full_like(own, int(end)) for end in (x.min(), x.max()))
-        changed = x.clone()
-        changed[j] = {"zeros": low, "large": high, CUT: _cut(own, low)}.get(kind, other)
-        return changed
-    row = {
-        CUT: lambda: _cut(own, torch.zeros_like(own)),
-        "other": lambda: 3 * other,
-        "zeros": lambda: torch.zeros_like(own),
-        "opposite": lambda: 1 - 7 * own,
-        "large": lambda: 1e3 * other,
-        "not finite": lambda: torch.full_like(own, float("nan")),
-    }[kind]()
-    changed = x.clone()
+        row = {"zeros": low, "darker": low, "large": high, CUT: _cut(own, low)}.get(kind, other)
+    else:
+        row = {
+            CUT: lambda: _cut(own, torch.zeros_like(own)),
+            "other": lambda: 3 * other,
+            "zeros": lambda: torch.zeros_like(own),
+            "opposite": lambda: 1 - 7 * own,
+            "darker": lambda: 0.5 * own,
+            "large": lambda: 1e3 * other,
+            "not finite": lambda: torch.full_like(own, float("nan")),
+        }[kind]()
     changed[j] = row
     return changed
 

@@ -119,9 +119,7 @@ def how_examples_mix(
     baseline = look(model, x, losses, at=at)
     if complaint := shape_complaint(baseline.outputs, rows):
         return Mixing("outputs", complaint, float("nan"))
-    again = look(model, x, losses, at=at)
-    exact = _moved(baseline, again, torch.ones(rows, dtype=torch.bool))[0] == 0
-    tolerance = 0.0 if exact else LOOSE.get(x.dtype, 1e-2)
+    tolerance: float | None = None
     for j, kind in changes:
         changed = replacement(x, j, kind)
         try:
@@ -133,7 +131,11 @@ def how_examples_mix(
             raise
         others = without(rows, j)
         amount, what = _moved(baseline, seen, others)
-        if not amount <= tolerance:
+        if amount and tolerance is None:
+            again = look(model, x, losses, at=at)
+            exact = _moved(baseline, again, torch.ones(rows, dtype=torch.bool))[0] == 0
+            tolerance = 0.0 if exact else LOOSE.get(x.dtype, 1e-2)
+        if not amount <= (tolerance or 0.0):
             where = culprit(
                 model,
                 lambda: look(model, x, losses, at=at),

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy.agreement import bookkeeping_error, errors, picked, tolerance
-from sfumato.privacy.draws import CUT, KINDS, replacement
+from sfumato.privacy.draws import CUT, KINDS, image_rows, replacement
 from sfumato.privacy.isolation import LOOSE, how_examples_mix, look, without
 from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
+from sfumato.privacy.plans import Plan, alike, image_plans
 from sfumato.privacy.precision import any_algorithm, full_precision
 from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.refuse import refuse_mixing_layers
@@ -96,32 +97,59 @@ def found_mixing(engine: Layered) -> bool:
 
 
 def _refuse_mixing(engine: Layered, draws: Draws, rows: int) -> None:
-    first = PROBE_SEED
-    plans = [(draws.x(2), [(0, "large"), (1, "other")], first)]
-    plans += [(draws.x(5), [(j, KINDS[(j + k) % 5]) for j in range(5) for k in (0, 2)], first)]
+    """Change one example, in small batches and in one of full size, and look at the others.
+
+    Raises:
+        UserError: One example moves another's output or gradient, or the state of the model.
+    """
+    model, five = engine.model, draws.x(5)
+    plans = [Plan(draws.x(2), [(0, "large"), (1, "other")])]
+    plans += [Plan(five, [(j, KINDS[(j + k) % 5]) for j in range(5) for k in (0, 2)])]
+    for plan in plans:
+        _refuse_mixing_in(engine, draws, plan)
+    if is_random(model, draws.x(3)):
+        for k in range(1, 9):
+            _refuse_mixing_in(engine, draws, Plan(five, [(2, "other")]), at=PROBE_SEED + k)
+    for plan in image_plans(draws.like_x):
+        try:
+            _refuse_mixing_in(engine, draws, plan)
+        except UserError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            # A model may refuse what its real inputs cannot be.
     if rows > 5:
-        # Both ends: what goes by the order of a batch reaches one way only. Examples that are much
-        # alike meet where there is room for few.
-        plans += [(draws.x(rows), [(rows - 1, "other"), (0, "other")], first)]
-        plans += [(_alike(draws.x(rows)), [(0, "opposite")], first)]
-    if is_random(engine.model, draws.x(3)):
-        plans += [(draws.x(5), [(2, "other")], first + k) for k in range(1, 9)]
-    for x, changes, at in plans:
-        y = draws.y(len(x))
-        # At full size the forward pass has to do: the engine's own gradients are looked at later.
-        losses = (lambda out, y=y: engine.loss(out, y)) if len(x) <= 5 else None
-        found = how_examples_mix(engine.model, x, changes=changes, losses=losses, at=at)
-        if found is not None:
-            raise UserError(
-                f"This model cannot be trained with differential privacy: {found}. What belongs to "
-                "an example must depend on that example alone; look for statistics, sorts or rolls "
-                "along the batch (`sfumato verify` shows the details)."
-            )
+        refuse_mixing_at(engine, draws, rows)
 
 
-def _alike(x: Tensor) -> Tensor:
-    """Rows that are nearly the first."""
-    return x[:1] + 0.1 * x if x.is_floating_point() else x[:1].expand_as(x).clone()
+def refuse_mixing_at(engine: Layered, draws: Draws, rows: int) -> None:
+    """Look at a batch of one size, of normally distributed rows and of images that are alike.
+
+    Both ends are changed: what goes by the order of a batch reaches one way only. Examples that
+    are much alike meet where there is room for few.
+
+    Raises:
+        UserError: As `_refuse_mixing`.
+    """
+    images = alike(image_rows(draws.like_x, rows))
+    plans = [Plan(draws.x(rows), [(rows - 1, "other"), (0, "other")])]
+    plans += [Plan(images, [(0, "darker"), (0, "opposite")])]
+    for plan in plans:
+        _refuse_mixing_in(engine, draws, plan)
+
+
+def _refuse_mixing_in(engine: Layered, draws: Draws, plan: Plan, *, at: int = PROBE_SEED) -> None:
+    y = draws.y(len(plan.x))
+    # At full size the forward pass has to do: the engine's own gradients are looked at later.
+    losses = (lambda out: engine.loss(out, y)) if len(plan.x) <= 5 else None
+    found = how_examples_mix(engine.model, plan.x, changes=plan.changes, losses=losses, at=at)
+    if found is not None:
+        raise UserError(
+            f"This model cannot be trained with differential privacy: {found}. What belongs to "
+            "an example must depend on that example alone; look for statistics, sorts or rolls "
+            "along the batch (`sfumato verify` shows the details)."
+        )
 
 
 def _refuse_mixing_loss(engine: Layered, draws: Draws) -> None:

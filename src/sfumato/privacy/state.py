@@ -129,7 +129,7 @@ def hooks_of(model: nn.Module) -> tuple[object, ...]:
     return tuple(hook for hooks in kinds if hooks for hook in hooks.values())
 
 
-_PLAIN = Tensor | np.ndarray | np.generic | int | float | complex | str | bytes | set | frozenset
+_PLAIN = (Tensor, np.ndarray, np.generic, int, float, complex, str, bytes, set, frozenset)
 
 
 def _is_plain(value: object) -> bool:

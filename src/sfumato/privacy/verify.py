@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy import layout
-from sfumato.privacy.draws import KINDS
+from sfumato.privacy.draws import KINDS, image_rows
 from sfumato.privacy.gradients import Loss, Path, cross_entropy
 from sfumato.privacy.isolation import Mixing, how_examples_mix, look, shape_complaint
+from sfumato.privacy.plans import Plan, alike, image_plans
 from sfumato.privacy.precision import full_precision
+from sfumato.privacy.probe import out_of_memory
 from sfumato.privacy.refuse import mixing_layers
 from sfumato.privacy.state import PROBE_SEED, undisturbed
 from sfumato.privacy.subject import copied, is_random
@@ -269,6 +271,25 @@ def _scan(trial: Trial, batch: int, seed: int, *, thorough: bool) -> Mixing | No
     for size, changes, at in plans:
         losses = _losses(trial, draws.y(size))
         found = how_examples_mix(model, draws.x(size), changes=changes, losses=losses, at=at)
+        if found is not None:
+            return found
+    return _scan_images(trial, batch, seed)
+
+
+def _scan_images(trial: Trial, batch: int, seed: int) -> Mixing | None:
+    """The same with images, where the model takes such inputs."""
+    images = alike(image_rows(trial.like_x, batch))
+    plans = [*image_plans(trial.like_x), Plan(images, [(0, "darker"), (batch - 1, "opposite")])]
+    for plan in plans:
+        losses = _losses(trial, trial.draws.y(len(plan.x)))
+        try:
+            found = how_examples_mix(
+                trial.model, plan.x, changes=plan.changes, losses=losses, at=seed
+            )
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            continue  # A model may refuse what its real inputs cannot be.
         if found is not None:
             return found
     return None
