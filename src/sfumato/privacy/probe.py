@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.privacy.agreement import bookkeeping_error, errors, picked, tolerance
 from sfumato.privacy.draws import CUT, KINDS, image_rows, replacement
-from sfumato.privacy.isolation import LOOSE, how_examples_mix, look, without
+from sfumato.privacy.isolation import LOOSE, how_examples_mix, without
 from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
+from sfumato.privacy.loss_check import refuse_mixing_loss
 from sfumato.privacy.plans import Plan, alike, image_plans
 from sfumato.privacy.precision import any_algorithm, full_precision
 from sfumato.privacy.reference import one_at_a_time
@@ -56,7 +57,7 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
         trials = [(engine, draws.like_x.dtype)]
         comparison: Comparison = "not at all"
         if engine.check:
-            _refuse_mixing_loss(engine, draws)
+            refuse_mixing_loss(engine, draws, x.shape[0])
             _refuse_mixing(engine, draws, x.shape[0])
             comparison = how_to_compare(model, draws.x(3))
             twin = double_of(engine, draws)
@@ -150,58 +151,6 @@ def _refuse_mixing_in(engine: Layered, draws: Draws, plan: Plan, *, at: int = PR
             "an example must depend on that example alone; look for statistics, sorts or rolls "
             "along the batch (`sfumato verify` shows the details)."
         )
-
-
-def _refuse_mixing_loss(engine: Layered, draws: Draws) -> None:
-    """Change one target, and look at the losses and derivatives of the others.
-
-    Raises:
-        UserError: The loss of an example depends on another's target, or on what came before.
-    """
-    outputs, y = look(engine.model, draws.x(5), None).outputs, draws.y(5)
-    state = Snapshot(engine.loss) if isinstance(engine.loss, nn.Module) else None
-
-    def seen(targets: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = outputs.detach().clone().requires_grad_(outputs.is_floating_point())
-        seed(engine.model)
-        with torch.enable_grad():
-            own = engine.loss(leaf, targets)
-            (slope,) = torch.autograd.grad(own.sum(), [leaf], allow_unused=True)
-        if state is not None:
-            after = Snapshot(engine.loss)  # type: ignore[arg-type]
-            state.put_back()
-            if name := state.first_difference(after):
-                raise UserError(
-                    f"The loss keeps what it has seen in '{name}', so that the loss of one example "
-                    "depends on others: use one that keeps nothing."
-                )
-        return own.detach(), torch.zeros_like(leaf) if slope is None else slope
-
-    try:
-        before, again = seen(y), seen(y)
-    except UserError:
-        raise
-    except Exception:
-        return  # What is wrong with it is said where it is used.
-    if before[0].shape != y.shape[:1]:
-        return
-    exact = all(torch.equal(a, b) for a, b in zip(before, again, strict=True))
-    for j in (0, 4):
-        other = next((k for k in range(5) if not torch.equal(y[k], y[j])), None)
-        if other is None:
-            continue
-        changed = y.clone()
-        changed[j] = y[other]
-        others = without(5, j).to(outputs.device)
-        after = seen(changed)
-        moved = max(distance(a[others], b[others]) for a, b in zip(before, after, strict=True))
-        if moved > (0.0 if exact else LOOSE.get(outputs.dtype, 1e-2)):
-            raise UserError(
-                f"The loss of one example moves with the target of another by {moved:.1e}, so this "
-                "cannot be trained with differential privacy: look for targets of shape (n,) "
-                "beside outputs of shape (n, 1), which targets.view_as(outputs) mends, and for "
-                "class weights or means that are taken of the batch."
-            )
 
 
 def double_of(engine: Layered, draws: Draws) -> Layered | None:

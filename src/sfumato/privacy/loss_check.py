@@ -1,0 +1,122 @@
+"""The check of a loss by itself: change one target or output, and look at the other examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import UserError
+from sfumato.privacy.draws import random_rows
+from sfumato.privacy.isolation import LOOSE, look, without
+from sfumato.privacy.layered import Layered
+from sfumato.privacy.state import Snapshot, seed
+from sfumato.privacy.subject import Draws
+from sfumato.privacy.tracing import distance
+
+_SURE = 30.0
+"""An output that leaves no doubt about a class."""
+
+_TARGETS = (
+    "look for targets of shape (n,) beside outputs of shape (n, 1), which targets.view_as(outputs) "
+    "mends, and for class weights or means that are taken of the batch"
+)
+_OUTPUTS = "look for means, maxima or conditions that are taken of the whole batch"
+
+Seen = tuple[Tensor, Tensor]
+"""The loss of each row and its derivative by the outputs."""
+
+
+def refuse_mixing_loss(engine: Layered, draws: Draws, rows: int) -> None:
+    """Change one row, in batches of 2, of 5 and of `rows`, and look at the losses of the others.
+
+    Targets are of all classes and of one class; outputs are the model's, and sure of one class.
+
+    Raises:
+        UserError: The loss of a row depends on another's target or output, or on what came before.
+    """
+    outputs = look(engine.model, draws.x(5), None).outputs
+    for size in sorted({2, 5, max(2, rows)}):
+        some = outputs[torch.arange(size, device=outputs.device) % 5]
+        if some.is_floating_point():
+            some = some + 0.1 * random_rows(some, size) * some.abs().mean()
+        y = draws.y(size)
+        _refuse(engine, some, y, targets=True)
+        _refuse(engine, some, y[:1].expand_as(y).clone(), targets=True, other=y)
+        _refuse(engine, some, y, targets=False)
+
+
+def _refuse(
+    engine: Layered, outputs: Tensor, y: Tensor, *, targets: bool, other: Tensor | None = None
+) -> None:
+    try:
+        before, again = (_seen(engine, outputs, y) for _ in range(2))
+    except UserError:
+        raise
+    except Exception:
+        return  # What is wrong with it is said where it is used.
+    if before[0].shape != y.shape[:1]:
+        return
+    exact = all(torch.equal(a, b) for a, b in zip(before, again, strict=True))
+    changes = _other_targets(y, y if other is None else other) if targets else _sure(outputs)
+    for j, changed in changes:
+        try:
+            after = _seen(engine, *((outputs, changed) if targets else (changed, y)))
+        except UserError:
+            raise
+        except Exception:
+            continue  # A loss may refuse outputs that a model of its own kind never returns.
+        others = without(len(y), j).to(outputs.device)
+        moved = max(distance(a[others], b[others]) for a, b in zip(before, after, strict=True))
+        if moved > (0.0 if exact else LOOSE.get(outputs.dtype, 1e-2)):
+            what, hint = ("target", _TARGETS) if targets else ("output", _OUTPUTS)
+            raise UserError(
+                f"The loss of one example moves with the {what} of another by {moved:.1e}, so this "
+                f"cannot be trained with differential privacy: {hint}."
+            )
+
+
+def _other_targets(y: Tensor, other: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Another example's target for the first and for the last example."""
+    for j in sorted({0, len(y) - 1}):
+        found = next((row for row in other if not torch.equal(row, y[j])), None)
+        if found is not None:
+            changed = y.clone()
+            changed[j] = found
+            yield j, changed
+
+
+def _sure(outputs: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Outputs that are sure of the first or of the last class, for the first and the last row."""
+    if not outputs.is_floating_point():
+        return
+    for j in sorted({0, len(outputs) - 1}):
+        for place in (0, -1):
+            changed = outputs.clone()
+            changed[j] = 0
+            changed[j].view(-1)[place] = _SURE
+            yield j, changed
+
+
+def _seen(engine: Layered, outputs: Tensor, targets: Tensor) -> Seen:
+    """Run the loss from a fixed random state; its own state is put back.
+
+    Raises:
+        UserError: The loss has kept something.
+    """
+    state = Snapshot(engine.loss) if isinstance(engine.loss, nn.Module) else None
+    leaf = outputs.detach().clone().requires_grad_(outputs.is_floating_point())
+    seed(engine.model)
+    with torch.enable_grad():
+        own = engine.loss(leaf, targets)
+        (slope,) = torch.autograd.grad(own.sum(), [leaf], allow_unused=True)
+    if state is not None:
+        after = Snapshot(engine.loss)  # type: ignore[arg-type]
+        state.put_back()
+        if name := state.first_difference(after):
+            raise UserError(
+                f"The loss keeps what it has seen in '{name}', so that the loss of one example "
+                "depends on others: use one that keeps nothing."
+            )
+    return own.detach(), torch.zeros_like(leaf) if slope is None else slope
