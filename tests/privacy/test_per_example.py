@@ -228,3 +228,41 @@ def test_a_batch_that_is_squeezed_away_is_named(rows: int) -> None:
     x, y = torch.randn(rows, 3, 6, 6), torch.randint(0, 5, (rows,))
     with pytest.raises(UserError, match=r"squeeze\(1\)"):
         PerExample(_Squeezed())(x, y)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_padding_to_a_checked_size_changes_nothing(views: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(1024, 40),
+        nn.Linear(40, 4),
+    )
+    x, y = torch.randn(20 * views, 3, 8, 8), torch.arange(20) % 4
+    sizes: set[int] = set()
+    model.register_forward_pre_hook(lambda m, args: sizes.add(len(args[0]) // views))
+    engine = PerExample(model, views=views)
+    engine(x, y)
+    for size in (19, 18, 17):
+        found = engine(x[: size * views], y[:size])
+        wanted = one_at_a_time(model, x[: size * views], y[:size], views=views)
+        assert torch.allclose(found.squared_norms(), wanted.squared_norms(), rtol=1e-4)
+        assert found.losses.shape == (size,) and found.outputs is not None
+        assert found.outputs.shape == (size * views, 4)
+        weights = torch.rand(size, len(found.names), dtype=torch.float64)
+        sums = zip(found.weighted_sum(weights), wanted.weighted_sum(weights), strict=True)
+        assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in sums)
+    assert not sizes & {17, 18, 19}
+
+
+def test_a_loader_of_varying_batches_is_checked_in_few_sizes() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    engine = PerExample(model)
+    x, y = torch.randn(90, 6), torch.arange(90) % 3
+    sizes: set[int] = set()
+    model.register_forward_pre_hook(lambda m, args: sizes.add(len(args[0])))
+    for size in range(50, 90):
+        engine(x[:size], y[:size])
+    assert len([size for size in sizes if size >= 50]) <= 9, sizes

@@ -84,6 +84,18 @@ class Fused:
         """
         return self._sums(weights.float())
 
+    def first(self, examples: int) -> Fused:
+        """The gradients of the first examples only; the others have weight zero."""
+        rest = len(self.losses) - examples
+        outputs = self.outputs
+        if outputs is not None:
+            outputs = outputs[: examples * (len(outputs) // len(self.losses))]
+
+        def summed(weights: Tensor) -> list[Tensor]:
+            return self._sums(torch.nn.functional.pad(weights, (0, 0, 0, rest)))
+
+        return Fused(self.names, self.losses[:examples], outputs, self._squared[:examples], summed)
+
 
 @contextmanager
 def _compiler() -> Iterator[None]:

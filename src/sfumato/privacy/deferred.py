@@ -80,6 +80,11 @@ class DeferredFilters:
         )[1]  # fmt: skip
         return total
 
+    def first(self, examples: int) -> DeferredFilters:
+        """Those of the first examples only."""
+        rows = examples * self.at.views
+        return DeferredFilters(self.x[:rows], self.d[:rows], self.weight, self.at)
+
 
 @dataclass
 class DeferredMatrix:
@@ -124,6 +129,11 @@ class DeferredMatrix:
         """
         x, d = rescaled(self.x, self.d, weights, self.views)
         return d.transpose(0, 1).double() @ x.double()
+
+    def first(self, examples: int) -> DeferredMatrix:
+        """Those of the first examples only."""
+        rows = examples * self.views
+        return DeferredMatrix(self.x[:rows], self.d[:rows], self.views)
 
 
 def pays(layer: nn.Conv2d, output: torch.Size, views: int) -> bool:

@@ -12,14 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.privacy.compiled import Compiled
+from sfumato.privacy.compiled import Compiled, Fused
 from sfumato.privacy.fitting import compiled_pass
-from sfumato.privacy.layered import Layered
+from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
 from sfumato.privacy.losses import Loss, cross_entropy, per_example_losses
 from sfumato.privacy.paths import Path
-from sfumato.privacy.probe import choose_method
+from sfumato.privacy.probe import choose_method, holds_at_size
+from sfumato.privacy.state import hook_keys
 from sfumato.privacy.summing import Gradients, PerExampleGradients
+
+_MOST_PADDING = 1.25
+"""A batch runs in a size that was checked if that is larger by this at most."""
 
 
 class PerExample(Layered):
@@ -38,8 +42,9 @@ class PerExample(Layered):
         method: How the last batch was run: one of `layered.METHODS`.
         passed_over: Faster methods that were not used, and why.
 
-    Guarantee: Before the first batch of a new input shape, and again before a larger one, on random
-    inputs and targets, this very model is run with one example changed (no other output and no
+    Guarantee: Before the first batch of a new input shape, and again before one of another size
+    (batches are padded to few sizes; an example of padding adds exactly nothing), on random inputs
+    and targets, this very model is run with one example changed (no other output and no
     state that the model keeps may move, else a `UserError`), and its per-example gradients are
     compared with one-example-at-a-time autograd; a method that disagrees, or whose gradients of one
     example move with another, is never used. Layers known to mix examples are refused by name.
@@ -56,7 +61,7 @@ class PerExample(Layered):
     ) -> None:
         super().__init__(model, loss=loss, views=views, check=check, precision=precision)
         self._compiled: dict[object, Compiled | None] = {}
-        self._checked: dict[object, tuple[str, int]] = {}
+        self._checked: dict[object, dict[int, str]] = {}
         self._said = False
 
     def __call__(self, x: Tensor, y: Tensor) -> PerExampleGradients:
@@ -68,26 +73,29 @@ class PerExample(Layered):
                 f"{y.shape[0] * self.views} rows, not {x.shape[0]}"
             )
         parameters = self.trainable
-        if y.shape[0] == 0:
+        examples = y.shape[0]
+        if examples == 0:
             return self._empty(x, parameters)
-        method = self._chosen(x, y, tuple(parameters))
-        if method is None:
-            method = self._method_for(x, y)
+        chosen = self._chosen(x, y, tuple(parameters))
+        if chosen is None:
+            chosen = self._choose(x, y)
             parameters = self.trainable  # A model may add or freeze some when it is first called.
-        self.method = method
-        versions = [p._version for p in parameters.values()]
-        found = self._pass(method, x, y, parameters)
-        for (name, p), version in zip(parameters.items(), versions, strict=True):
-            if p._version != version:
+        self.method, size = chosen
+        if size > examples:
+            x, y = _padded(x, y, size, self.views)
+        before = [(p._version, p.data_ptr()) for p in parameters.values()]
+        found = self._pass(self.method, x, y, parameters)
+        for (name, p), own in zip(parameters.items(), before, strict=True):
+            if (p._version, p.data_ptr()) != own:
                 raise UserError(
                     f"The model writes into its parameter '{name}' when it runs: what it has seen "
                     "of the data would be released without noise. Training cannot go on."
                 )
-        return found
+        return found.first(examples) if size > examples else found
 
     def _pass(
         self, method: str, x: Tensor, y: Tensor, parameters: dict[str, nn.Parameter]
-    ) -> PerExampleGradients:
+    ) -> Gradients | Fused:
         compiled = self._compiled_for(x, y, tuple(parameters)) if method == "layers" else None
         if compiled is not None:
             return compiled(x, y)
@@ -105,33 +113,52 @@ class PerExample(Layered):
             x.device,
             x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last),
             tuple((module, module.training) for module in self.model.modules()),
+            hook_keys(self.model),
             names,
         )
 
-    def _chosen(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> str | None:
-        """The method for inputs like these, if it was checked for batches up to this size."""
-        method, largest = self._checked.get(self._signature(x, names), ("", 0))
-        return method if y.shape[0] <= largest else None
+    def _chosen(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> tuple[str, int] | None:
+        """The method for inputs like these, and the size that was checked and is to be run."""
+        examples = y.shape[0]
+        known = self._checked.get(self._signature(x, names), {})
+        for size in sorted(known):
+            if size == examples or (known[size] == "loop" and examples < size):
+                return known[size], examples
+            if examples <= size and (not self.check or size <= _MOST_PADDING * examples):
+                return known[size], size if self.check else examples
+        return None
+
+    def _choose(self, x: Tensor, y: Tensor) -> tuple[str, int]:
+        """Choose and check the method for inputs like these, and the size to run them in.
+
+        The first batch runs as it is. Others are padded to one of a few sizes, so that only few
+        have to be checked.
+        """
+        known = self._checked.setdefault(self._signature(x, tuple(self.trainable)), {})
+        size = _rung(y.shape[0]) if known and self.check else y.shape[0]
+        x, y = _padded(x, y, size, self.views)
+        self.prepare(x)
+        method = known[max(known)] if known else METHODS[-1]
+        if not known or method == METHODS[-1] or not holds_at_size(self, method, x, y):
+            method = choose_method(self, x, y)
+        # The model may have changed when it was first called.
+        signature = self._signature(x, tuple(self.trainable))
+        self._checked.setdefault(signature, {})[size] = method
+        if method == "loop" and not self._said:
+            self._said = True
+            reasons = "; ".join(f"{way}: {why}" for way, why in self.passed_over.items())
+            warnings.warn(
+                f"Examples run through this model one at a time, which is slow, because no "
+                f"faster way was right for it ({reasons}).",
+                stacklevel=4,
+            )
+        return method, size
 
     def _method_for(self, x: Tensor, y: Tensor) -> str:
         """The method for inputs like these, chosen and checked now unless it was before."""
-        names = tuple(self.trainable)
-        method = self._chosen(x, y, names)
-        if method is None:
-            signature = self._signature(x, names)
-            self.prepare(x)
-            method = choose_method(self, x, y)
-            self._checked[signature] = method, y.shape[0]
-            if method == "loop" and not self._said:
-                self._said = True
-                reasons = "; ".join(f"{way}: {why}" for way, why in self.passed_over.items())
-                warnings.warn(
-                    f"Examples run through this model one at a time, which is slow, because no "
-                    f"faster way was right for it ({reasons}).",
-                    stacklevel=4,
-                )
-        self.method = method
-        return method
+        chosen = self._chosen(x, y, tuple(self.trainable)) or self._choose(x, y)
+        self.method = chosen[0]
+        return self.method
 
     def _compiled_for(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> Compiled | None:
         """The compiled pass for batches like this one, if it is asked for and fits the model."""
@@ -141,6 +168,25 @@ class PerExample(Layered):
         if key not in self._compiled:
             self._compiled[key] = compiled_pass(self, x, y, self.precision)
         return self._compiled[key]
+
+
+def _rung(examples: int) -> int:
+    """The next of eight sizes per power of two, at most an eighth larger."""
+    step: int = 1 << max(0, examples.bit_length() - 4)
+    return -(-examples // step) * step
+
+
+def _padded(x: Tensor, y: Tensor, size: int, views: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of `size` examples, the last of which repeat the first."""
+    examples = y.shape[0]
+    if size == examples:
+        return x, y
+    more = torch.arange(size - examples, device=y.device) % examples
+    rows = torch.arange((size - examples) * views, device=x.device) % x.shape[0]
+    padded = torch.cat([x, x[rows]])
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        padded = padded.contiguous(memory_format=torch.channels_last)
+    return padded, torch.cat([y, y[more]])
 
 
 def _check_inputs(x: object, y: object) -> None:

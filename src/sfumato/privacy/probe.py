@@ -64,19 +64,17 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
             trials = [*([(twin, torch.float64)] if twin else []), *trials]
         for method in METHODS[:-1]:
             for trial, dtype in trials:
-                largest = y.shape[0] if trial is engine and engine.check else 0
-                if engine.precision is not None:
-                    # The pass in use will be compared at full size itself.
-                    largest = min(largest, _ENOUGH)
+                sizes: tuple[int, ...] = (2, 3)
+                if trial is engine and engine.check and y.shape[0] > 3:
+                    # With a compiled pass: that will be compared at full size itself.
+                    sizes += (y.shape[0] if engine.precision is None else min(y.shape[0], _ENOUGH),)
                 allowed = tolerance(dtype, confirmed=len(trials) > 1)
-                objection = _objection(trial, method, draws, dtype, largest, comparison, allowed)
+                objection = _objection(trial, method, draws, dtype, sizes, comparison, allowed)
                 if objection and method == "layers" and trial.deferring:
                     # What the model does with a layer may only be possible if its gradients are.
                     for one, _ in trials:
                         one.defers = False
-                    objection = _objection(
-                        trial, method, draws, dtype, largest, comparison, allowed
-                    )
+                    objection = _objection(trial, method, draws, dtype, sizes, comparison, allowed)
                 if objection and objection.startswith(_MOVES) and method == METHODS[-2]:
                     # The model ran on one example at a time, so it is the loss or what is kept.
                     raise UserError(
@@ -90,6 +88,26 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
             else:
                 return method
     return METHODS[-1]
+
+
+def holds_at_size(engine: Layered, method: str, x: Tensor, y: Tensor) -> bool:
+    """Whether a method that was chosen for batches of another size is right for those of this one.
+
+    Raises:
+        UserError: If one example can reach another in batches of this size.
+    """
+    model, dtype = engine.model, x.dtype
+    if not engine.check:
+        return True
+    with undisturbed(model), without_zeros(model), full_precision(x.device), any_algorithm():
+        draws = Draws.for_model(model, engine.loss, x, y)
+        refuse_mixing_loss(engine, draws, x.shape[0])
+        if x.shape[0] > 1:
+            refuse_mixing_at(engine, draws, x.shape[0])
+        comparison = how_to_compare(model, draws.x(3))
+        allowed = tolerance(dtype, confirmed=True)
+        sizes = (y.shape[0],)
+        return _objection(engine, method, draws, dtype, sizes, comparison, allowed) is None
 
 
 def found_mixing(engine: Layered) -> bool:
@@ -177,14 +195,14 @@ def _objection(
     method: str,
     draws: Draws,
     dtype: torch.dtype,
-    largest: int,
+    sizes: Iterable[int],
     comparison: Comparison,
     allowed: float,
 ) -> str | None:
     """Why a method is not to be used on this model, or None.
 
-    Two and three examples are compared with the reference one by one, and `largest` of them by
-    samples; in each, no example's gradient may move with another's.
+    Up to three examples are compared with the reference one by one, more of them by samples; in
+    each size, no example's gradient may move with another's.
     """
     state = Snapshot(engine.model)
 
@@ -196,35 +214,30 @@ def _objection(
             state.put_back()
 
     try:
-        for examples in sorted({2, 3, max(largest, 3)}):
+        for examples in sizes:
             x, y = _as(draws.x(examples * engine.views), dtype), _as(draws.y(examples), dtype)
-            small = examples <= 3
-            if small:
-                baseline = run(x, y)
-                loose = 0.0 if _repeats(baseline, run(x, y)) else LOOSE.get(dtype, 1e-2)
+            if examples <= 3:
                 changes = [(examples - 1, KINDS[-1])]
                 if examples == 3 and dtype == draws.like_x.dtype:
                     # Rows may be put into an order that only such examples change.
                     changes += [(0, "zeros"), (0, CUT), (2, CUT), (1, "large"), (2, "opposite")]
-                moved = _moves_with(run, x, y, changes, engine.views, baseline)
-                if moved > loose:
-                    return f"{_MOVES} by {moved:.1e}"
+                if said := _moves_with(run, x, y, changes, engine.views, run(x, y)):
+                    return said
             if comparison == "not at all":
                 continue
             with held(engine.model, comparison):
                 ours = run(x, y)
-                picks = range(examples) if small else (0, examples // 2, examples - 1)
+                picks = range(examples) if examples <= 3 else (0, examples // 2, examples - 1)
                 reference = _alone(engine, x, y, picks, state)
                 worst = max(errors(picked(ours, picks), reference).values(), default=0.0)
-                if small:
+                if examples <= 3:
                     worst = max(worst, bookkeeping_error(ours, reference))
                 if not worst <= allowed:
                     return f"the gradients differ from the reference by {worst:.1e}"
-                if not small:
+                if examples > 3:
                     changes = [(examples // 3, KINDS[-1])]
-                    moved = _moves_with(run, x, y, changes, engine.views, ours)
-                    if moved > loose:
-                        return f"{_MOVES} by {moved:.1e}"
+                    if said := _moves_with(run, x, y, changes, engine.views, ours):
+                        return said
     except UserError:
         raise
     except NotPerLayer as reason:
@@ -242,10 +255,6 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words)
 
 
-def _repeats(a: Gradients, b: Gradients) -> bool:
-    return distance(a.squared_norms(), b.squared_norms()) == 0
-
-
 def _moves_with(
     run: Callable[[Tensor, Tensor], Gradients],
     x: Tensor,
@@ -253,8 +262,8 @@ def _moves_with(
     changes: Iterable[tuple[int, str]],
     views: int,
     baseline: Gradients,
-) -> float:
-    """How far other examples' norms and losses move when one turns into something else."""
+) -> str:
+    """A sentence if other examples' norms and losses move when one turns into something else."""
     norms, losses = baseline.squared_norms(), baseline.losses
     del baseline
     moved = 0.0
@@ -274,7 +283,11 @@ def _moves_with(
             distance(norms[others], after.squared_norms()[others]),
             distance(losses[others], after.losses[others]),
         )
-    return moved
+    if moved == 0:
+        return ""
+    repeats = distance(norms, run(x, y).squared_norms()) == 0
+    loose = 0.0 if repeats else LOOSE.get(x.dtype, 1e-2)
+    return f"{_MOVES} by {moved:.1e}" if moved > loose else ""
 
 
 def _alone(

@@ -123,10 +123,20 @@ class Snapshot:
         return None
 
 
-def hooks_of(model: nn.Module) -> tuple[object, ...]:
-    """Every hook that is registered on a module of the model."""
-    kinds = (getattr(module, kind) for module in model.modules() for kind in _HOOKS)
-    return tuple(hook for hooks in kinds if hooks for hook in hooks.values())
+def hook_keys(model: nn.Module) -> tuple[int, ...]:
+    """PyTorch's numbers, each given once, of all hooks on the model's modules and on all modules.
+
+    Two calls return the same if and only if no hook was added or removed between them.
+    """
+    every = nn.modules.module
+    holders: list[dict[int, Any]] = [
+        every._global_forward_hooks,
+        every._global_forward_pre_hooks,
+        every._global_backward_hooks,
+        every._global_backward_pre_hooks,
+    ]
+    holders += [getattr(module, kind) for module in model.modules() for kind in _HOOKS]
+    return tuple(key for hooks in holders if hooks for key in hooks)
 
 
 _PLAIN = (Tensor, np.ndarray, np.generic, int, float, complex, str, bytes, set, frozenset)

@@ -61,6 +61,10 @@ class Deferred(Protocol):
         """Their weighted sum; an example of weight zero adds exactly nothing."""
         ...
 
+    def first(self, examples: int) -> Deferred:
+        """Those of the first examples only."""
+        ...
+
 
 @dataclass
 class Gradients:
@@ -84,6 +88,17 @@ class Gradients:
 
     def __post_init__(self) -> None:
         self._blocks = [_block(t) if isinstance(t, Tensor) else t for t in self.parts]
+
+    def first(self, examples: int) -> Gradients:
+        """The gradients of the first examples only, without copying them."""
+        views = self.outputs.shape[0] // len(self.losses) if self.outputs is not None else 1
+        return Gradients(
+            self.names,
+            self.shapes,
+            [_first(part, examples) for part in self.parts],
+            self.losses[:examples],
+            None if self.outputs is None else self.outputs[: examples * views],
+        )
 
     @property
     def tensors(self) -> list[Tensor | None]:
@@ -138,6 +153,12 @@ class Gradients:
         return sums
 
 
+def _first(part: Tensor | Deferred | None, examples: int) -> Tensor | Deferred | None:
+    if part is None or isinstance(part, Tensor):
+        return None if part is None else part[:examples]
+    return part.first(examples)
+
+
 def _accumulation(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
@@ -165,7 +186,8 @@ def _block(t: Tensor) -> Tensor:
         return t.new_zeros(1, 0, 0)
     if t.dim() == 5:
         taps_first = t.permute(3, 4, 0, 1, 2)
-        if taps_first.is_contiguous():
+        evenly = taps_first.stride(0) == t.shape[4] * taps_first.stride(1) or t.shape[3] == 1
+        if evenly and taps_first[0, 0].is_contiguous():
             return taps_first.reshape(-1, t.shape[0], t.shape[1] * t.shape[2])
     return t.reshape(1, t.shape[0], -1)
 
