@@ -93,6 +93,15 @@ class PerExample(Layered):
                 )
         return found.first(examples) if size > examples else found
 
+    def knows(self, x: Tensor, y: Tensor) -> bool:
+        """Whether batches like this one have been checked, with the model as it is now."""
+        return self._chosen(x, y, tuple(self.trainable)) is not None
+
+    def settle(self, x: Tensor, y: Tensor) -> None:
+        """Choose and check the method for batches like this one, unless it was done before."""
+        if not self.knows(x, y):
+            self._choose(x, y)
+
     def _pass(
         self, method: str, x: Tensor, y: Tensor, parameters: dict[str, nn.Parameter]
     ) -> Gradients | Fused:

@@ -20,6 +20,7 @@ from sfumato.privacy.own_statement import own_statement
 from sfumato.privacy.precision import widest
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
+from sfumato.privacy.spot_check import SpotCheck
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.privacy.summing import PerExampleGradients
 
@@ -35,7 +36,8 @@ class PrivateGradients:
             has something of its own to release, when they get a little more noise each.
         loss: From outputs and targets to one loss per row.
         views: Rows per example, averaged before clipping.
-        check: Check the model against the slow reference before the first batch.
+        check: Check the model against the slow reference before the first batch, and now and then
+            on real examples (`sfumato.privacy.spot_check`).
         randomness: Source of the noise: a new key from the operating system if None. With
             `Randomness.from_seed` releases can be repeated, and are not private.
 
@@ -74,6 +76,7 @@ class PrivateGradients:
         self.randomness = Randomness.fresh() if randomness is None else randomness
         self._noises = 0
         self.per_example = PerExample(model, loss=loss, views=views, check=check)
+        self.spot_check = SpotCheck()
         self.clipping = clipping
         self.clipping.gradient_noise(noise.multiplier)
         self._history: list[Step] = []
@@ -129,8 +132,12 @@ class PrivateGradients:
         Args:
             delta: As in (epsilon, delta).
             data: What to call the examples.
+
+        Raises:
+            UserError: If the model, with the weights of now, mixes the examples of the last batch.
         """
         check_delta(delta, self.sampler.examples)
+        self.spot_check.at_end(self.per_example)
         return own_statement(
             self.history, delta=delta, data=data, sampler=self.sampler,
             rule=self.clipping.describe(), views=self.per_example.views,
@@ -161,7 +168,19 @@ class PrivateGradients:
     def _gradients(self, x: Tensor, y: Tensor) -> PerExampleGradients:
         """Per-example gradients, or an ordinary backward pass where nobody asks for single ones."""
         bare = isinstance(self._rule, Unclipped) and self.per_example.precision is None
-        return Ordinary(self.per_example, x, y) if bare and len(y) else self.per_example(x, y)
+        if bare and len(y):
+            return Ordinary(self.per_example, x, y)
+        return self.spot_check.gradients(self.per_example, x, y)
+
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Check on these examples, with the weights of now, that none reaches another.
+
+        Nothing is added to the sum, and model and random states are left as they were.
+
+        Raises:
+            UserError: If one does.
+        """
+        self.spot_check.check(self.per_example, x, y)
 
     def _add(self, gradients: PerExampleGradients, y: Tensor, weights: Tensor | None) -> None:
         drawn = torch.ones(y.shape[0], dtype=torch.bool, device=y.device)

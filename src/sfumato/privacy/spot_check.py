@@ -1,0 +1,284 @@
+"""Checks while training, on the real examples and the weights of the moment.
+
+The checks before the first batch see random inputs and initial weights. A model may behave until
+real data, trained weights or the passing of time set it off; here it is compared with itself then.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import UserError
+from sfumato.privacy.agreement import errors, picked, tolerance
+from sfumato.privacy.draws import random_rows
+from sfumato.privacy.isolation import LOOSE
+from sfumato.privacy.layered import Layered
+from sfumato.privacy.precision import full_precision
+from sfumato.privacy.probe import out_of_memory
+from sfumato.privacy.reference import one_at_a_time
+from sfumato.privacy.state import Snapshot, undisturbed
+from sfumato.privacy.subject import copied, is_random
+from sfumato.privacy.summing import Gradients, PerExampleGradients
+from sfumato.privacy.tracing import distance
+
+if TYPE_CHECKING:
+    from sfumato.privacy.gradients import PerExample
+
+EVERY = 160
+"""One in so many physical batches is checked; a check costs a little more than one pass."""
+
+KINDS = ("copies", "zeros", "random")
+"""What takes the place of the examples that are not looked at."""
+
+_FEW = 2
+"""Examples that run alone, and that are looked at where all others are replaced."""
+
+_ROUNDING = 5.0
+"""How many times `LOOSE` two passes over one shape may be apart: libraries may add in any order."""
+
+STOPPED = (
+    "Training has stopped: on this batch of the data and with the weights of now, this model or "
+    "its loss lets one example reach another, or keeps something between batches, so that clipping "
+    "bounds nothing. Nothing computed from this batch was released. Look for what depends on the "
+    "whole batch (means, maxima, sorts, early exits, conditions such as `if x.min() >= 0`), in the "
+    "loss too, and for what model or loss write down when they run: attributes, buffers, hooks, "
+    "`.data`, extra state, variables outside."
+)
+"""The whole message: it must tell nothing of the data."""
+
+
+@dataclass
+class _Shown:
+    """What a pass showed of some examples, and the state that it left behind."""
+
+    tensors: list[Tensor]
+    state: Snapshot
+
+
+class SpotCheck:
+    """Compares some examples of a physical batch with themselves among others, and alone.
+
+    Which batches and examples are checked comes from the operating system's randomness, so no
+    model can know. The first batch is always checked, and the last before a statement.
+
+    Guarantee: In a batch that was checked, losses, outputs, norms and the weighted sum of the
+    examples looked at are the same, up to rounding, whatever the other examples are; the state
+    that the model and the loss keep after the batch does not depend on these either, and
+    parameters have the values that they had. The model's state and all random states go on as if
+    there had been no check.
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def gradients(self, engine: PerExample, x: Tensor, y: Tensor) -> PerExampleGradients:
+        """The per-example gradients of a physical batch, which is checked now and then.
+
+        Raises:
+            UserError: One example reached another.
+        """
+        if not engine.check or not len(y):
+            return engine(x, y)
+        self._last = x, y
+        kinds = self._kinds()
+        if not kinds:
+            return engine(x, y)
+        found = _checked(engine, x, y, kinds)
+        self._begun = True
+        return found
+
+    def at_end(self, engine: PerExample) -> None:
+        """Check the last batch with the weights of now, unless the model is no longer trained.
+
+        Raises:
+            UserError: One example reached another.
+        """
+        if self._last is None or not engine.check:
+            return
+        x, y = self._last
+        parameters = engine.trainable
+        there = all(p.device == x.device for p in parameters.values())
+        if there and parameters and engine.knows(x, y):
+            self.check(engine, x, y)
+
+    def check(self, engine: PerExample, x: Tensor, y: Tensor) -> None:
+        """Check a batch in all ways, and leave no trace of it.
+
+        Raises:
+            UserError: One example reached another.
+        """
+        with undisturbed(engine.model, *_kept_by(engine.loss)):
+            _checked(engine, x.clone(), y, KINDS)
+
+    def _kinds(self) -> tuple[str, ...]:
+        """The replacements to try on this batch: all, one, or mostly none."""
+        if not self._begun:
+            return KINDS
+        return (secrets.choice(KINDS),) if secrets.randbelow(EVERY) == 0 else ()
+
+
+def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> PerExampleGradients:
+    """The gradients of a batch, after those of the same batch with other examples in it.
+
+    The batch itself runs last: a captured graph overwrites the gradients of the pass before.
+    """
+    engine.settle(x, y)
+    given = x.clone()  # A model may change its inputs in place.
+    replaced = []
+    picks = _half(len(y))
+    for kind in kinds:
+        looked_at = _few(len(y)) if kind == "random" else picks
+        picks = ~picks
+        if (shown := _among(engine, given, y, looked_at, kind)) is not None:
+            replaced.append((looked_at, shown))
+    alone = _alone(engine, given, y)
+    before = [p.detach().clone() for p in engine.model.parameters()]
+    found = engine(x, y)
+    unchanged = zip(before, engine.model.parameters(), strict=True)
+    state = Snapshot(engine.model, *_kept_by(engine.loss))
+    fine = all(a.shape == b.shape and torch.equal(a, b) for a, b in unchanged)
+    allowed = _ROUNDING * LOOSE.get(engine.precision or found.losses.dtype, 1e-2)
+    for looked_at, shown in replaced:
+        real = _tensors(found, looked_at, engine.views)
+        moved = max(map(distance, real, shown.tensors), default=0.0)
+        fine = fine and moved <= allowed and state.first_difference(shown.state) is None
+    if not fine or not (alone is None or _agree(engine, found, alone, given, y)):
+        raise UserError(STOPPED)
+    return found
+
+
+def _half(examples: int) -> Tensor:
+    """A random half of the examples, as a mask."""
+    mask = torch.zeros(examples, dtype=torch.bool)
+    mask[_order(examples)[: examples // 2]] = True
+    return mask
+
+
+def _few(examples: int) -> Tensor:
+    """A few random examples, never all, as a mask."""
+    mask = torch.zeros(examples, dtype=torch.bool)
+    mask[_order(examples)[: min(_FEW, examples - 1)]] = True
+    return mask
+
+
+def _order(examples: int) -> list[int]:
+    """A random order that follows from no seed."""
+    return secrets.SystemRandom().sample(range(examples), examples)
+
+
+def _among(engine: PerExample, x: Tensor, y: Tensor, picks: Tensor, kind: str) -> _Shown | None:
+    """What picked examples show among others than their own; None if the model takes no such."""
+    rows = picks.repeat_interleave(engine.views).to(x.device)
+    if kind == "random" or not bool(picks.any()):
+        other = random_rows(x, len(x))
+    elif kind == "zeros":
+        other = torch.zeros_like(x)
+    else:
+        one = int(picks.nonzero()[secrets.randbelow(int(picks.sum()))])
+        other = x[one * engine.views : (one + 1) * engine.views].repeat(
+            len(y), *(1 for _ in x.shape[1:])
+        )
+    changed = torch.where(rows.view(-1, *(1 for _ in x.shape[1:])), x, other)
+    own = picks.to(y.device).view(-1, *(1 for _ in y.shape[1:]))
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        changed = changed.contiguous(memory_format=torch.channels_last)
+    with undisturbed(engine.model, *_kept_by(engine.loss)):
+        try:
+            found = engine(changed, torch.where(own, y, y.roll(1, 0)))
+            tensors = [t.clone() for t in _tensors(found, picks, engine.views)]
+        except UserError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            return None
+        return _Shown(tensors, Snapshot(engine.model, *_kept_by(engine.loss)))
+
+
+def _kept_by(loss: object) -> list[nn.Module]:
+    return [loss] if isinstance(loss, nn.Module) else []
+
+
+def _tensors(found: PerExampleGradients, picks: Tensor, views: int) -> list[Tensor]:
+    """What belongs to the picked examples: losses, outputs, norms and a weighted sum."""
+    own = picks.to(found.losses.device)
+    weights = torch.linspace(0.5, 1, len(own), dtype=torch.float64, device=own.device) * own
+    outputs = [] if found.outputs is None else [found.outputs[own.repeat_interleave(views)]]
+    sums = found.weighted_sum(weights.unsqueeze(1))
+    return [found.losses[own], *outputs, found.squared_norms()[own], *sums]
+
+
+@dataclass
+class _Alone:
+    """A few examples, and the gradients that they have if each runs alone."""
+
+    picks: Tensor
+    rows: Tensor
+    targets: Tensor
+    gradients: Gradients
+
+
+def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
+    """A few examples that run alone, from the state in which the batch will run.
+
+    None for models that draw random numbers, which would be others, and for a compiled pass, whose
+    precision is less than its reference's.
+    """
+    if engine.precision is not None or engine.method == "loop":
+        return None
+    picks, views = torch.tensor(_order(len(y))[:_FEW]), engine.views
+    rows = x[(picks.unsqueeze(1) * views + torch.arange(views)).flatten().to(x.device)]
+    targets = y[picks.to(y.device)]
+    with undisturbed(engine.model, *_kept_by(engine.loss)), full_precision(x.device):
+        if is_random(engine.model, rows):
+            return None
+        found = one_at_a_time(engine.model, rows, targets, loss=engine.loss, views=views)
+    return _Alone(picks, rows, targets, found)
+
+
+def _agree(
+    engine: PerExample, found: PerExampleGradients, alone: _Alone, x: Tensor, y: Tensor
+) -> bool:
+    """Whether examples have the gradients in the batch that they have alone."""
+    norms = found.squared_norms().sum(1).sqrt()
+    least = 1e-2 * float(norms.nan_to_num(0, 0, 0).max())
+    allowed = tolerance(found.losses.dtype, confirmed=True)
+    for k, pick in enumerate(alone.picks.tolist()):
+        ours, wanted = _one(found, pick), _one(alone.gradients, k)
+        if not float((ours - wanted).norm()) <= allowed * max(least, float(wanted.norm())):
+            return _agree_in_double(engine, alone, x, y)
+    return True
+
+
+def _one(found: PerExampleGradients, example: int) -> Tensor:
+    """The whole gradient of one example, as one vector."""
+    weights = torch.zeros(len(found.losses), 1, dtype=torch.float64, device=found.losses.device)
+    weights[example] = 1
+    return torch.cat([t.flatten().double() for t in found.weighted_sum(weights)])
+
+
+def _agree_in_double(engine: PerExample, alone: _Alone, x: Tensor, y: Tensor) -> bool:
+    """The same in float64, where it cannot be rounding; False if the model does not run in it.
+
+    A network that is sure of an example has a gradient left that is mostly rounding.
+    """
+    x, y, rows, targets = (
+        t.double() if t.is_floating_point() else t for t in (x, y, alone.rows, alone.targets)
+    )
+    try:
+        twin = copied(engine.model).double()
+        layered = Layered(twin, loss=engine.loss, views=engine.views, check=False)
+        with undisturbed(twin):
+            whole = layered._run(engine.method or "layers", x, y)
+        found = one_at_a_time(twin, rows, targets, loss=engine.loss, views=engine.views)
+    except Exception:
+        return False
+    worst = max(errors(picked(whole, alone.picks.tolist()), found).values(), default=0.0)
+    return worst <= tolerance(torch.float64)
