@@ -288,6 +288,28 @@ def test_views_and_padding_are_checked_alike(monkeypatch: pytest.MonkeyPatch) ->
         mixing.check(x, y)
 
 
+def test_examples_that_are_not_finite_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spot_check, "EVERY", 1)
+    x, y = data()
+    x[2], x[4, 0] = float("nan"), float("inf")
+    engine = private(Net(lambda m, x: x))
+    for _ in range(20):
+        engine.accumulate(x, y)
+    assert engine.release().not_finite == 40
+
+
+def test_a_network_that_is_sure_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are next to nothing are mostly rounding."""
+    monkeypatch.setattr(spot_check, "EVERY", 1)
+    torch.manual_seed(0)
+    model = Net(lambda m, x: x)
+    with torch.no_grad():
+        model.h.bias.copy_(torch.tensor([0.0, 0.0, 17.0]))
+    engine, (x, y) = private(model), data()
+    for _ in range(20):
+        engine.accumulate(x, torch.full_like(y, 2))
+
+
 def test_about_one_batch_in_a_hundred_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     model = Net(lambda m, x: x)

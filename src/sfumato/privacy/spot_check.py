@@ -6,6 +6,7 @@ real data, trained weights or the passing of time set it off; here it is compare
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from sfumato.privacy.layered import Layered
 from sfumato.privacy.precision import full_precision
 from sfumato.privacy.probe import out_of_memory
 from sfumato.privacy.reference import one_at_a_time
-from sfumato.privacy.state import Snapshot, undisturbed
-from sfumato.privacy.subject import copied, is_random
+from sfumato.privacy.state import RandomState, Snapshot, undisturbed
+from sfumato.privacy.subject import copied
 from sfumato.privacy.summing import Gradients, PerExampleGradients
 from sfumato.privacy.tracing import distance
 
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from sfumato.privacy.gradients import PerExample
 
 EVERY = 160
-"""One in so many physical batches is checked; a check costs a little more than one pass."""
+"""One in so many physical batches is checked; a check costs one to two passes."""
 
-KINDS = ("copies", "zeros", "random")
-"""What takes the place of the examples that are not looked at."""
+KINDS = ("copies", "zeros", "random", "alone")
+"""What takes the place of the examples that are not looked at, or that nothing does."""
 
 _FEW = 2
-"""Examples that run alone, and that are looked at where all others are replaced."""
+"""Examples that run alone, and that are looked at where random ones take the others' places."""
 
 _ROUNDING = 5.0
 """How many times `LOOSE` two passes over one shape may be apart: libraries may add in any order."""
@@ -114,7 +115,7 @@ class SpotCheck:
         Raises:
             UserError: One example reached another.
         """
-        with undisturbed(engine.model, *_kept_by(engine.loss)):
+        with undisturbed(*_modules(engine)):
             _checked(engine, x.clone(), y, KINDS)
 
     def _kinds(self) -> tuple[str, ...]:
@@ -131,25 +132,36 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
     """
     engine.settle(x, y)
     given = x.clone()  # A model may change its inputs in place.
-    replaced = []
+    kept, drawn = Snapshot(*_modules(engine)), RandomState(engine.model)
+    replaced: list[tuple[Tensor, _Shown]] = []
+    alone: _Alone | None = None
     picks = _half(len(y))
-    for kind in kinds:
-        looked_at = _few(len(y)) if kind == "random" else picks
-        picks = ~picks
-        if (shown := _among(engine, given, y, looked_at, kind)) is not None:
-            replaced.append((looked_at, shown))
-    alone = _alone(engine, given, y)
-    before = [p.detach().clone() for p in engine.model.parameters()]
+    try:
+        for kind in kinds:
+            if kind == "alone":
+                alone = _alone(engine, given, y)
+                continue
+            looked_at = _few(len(y)) if kind == "random" else picks
+            picks = ~picks
+            if (shown := _among(engine, given, y, looked_at, kind)) is not None:
+                replaced.append((looked_at, shown))
+            kept.put_back()
+            drawn.put_back()
+    finally:
+        kept.put_back()
+        drawn.put_back()
     found = engine(x, y)
-    unchanged = zip(before, engine.model.parameters(), strict=True)
-    state = Snapshot(engine.model, *_kept_by(engine.loss))
-    fine = all(a.shape == b.shape and torch.equal(a, b) for a, b in unchanged)
+    norms, state = found.squared_norms(), Snapshot(*_modules(engine))
+    fine = state.same_parameters(kept)
     allowed = _ROUNDING * LOOSE.get(engine.precision or found.losses.dtype, 1e-2)
     for looked_at, shown in replaced:
-        real = _tensors(found, looked_at, engine.views)
+        real = _tensors(found, norms, looked_at, engine.views)
         moved = max(map(distance, real, shown.tensors), default=0.0)
         fine = fine and moved <= allowed and state.first_difference(shown.state) is None
-    if not fine or not (alone is None or _agree(engine, found, alone, given, y)):
+    if alone is not None and drawn.same(RandomState(engine.model)):
+        # A model that draws random numbers draws others for an example alone.
+        fine = fine and _agree(engine, found, norms, alone, given, y)
+    if not fine:
         raise UserError(STOPPED)
     return found
 
@@ -189,30 +201,30 @@ def _among(engine: PerExample, x: Tensor, y: Tensor, picks: Tensor, kind: str) -
     own = picks.to(y.device).view(-1, *(1 for _ in y.shape[1:]))
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         changed = changed.contiguous(memory_format=torch.channels_last)
-    with undisturbed(engine.model, *_kept_by(engine.loss)):
-        try:
-            found = engine(changed, torch.where(own, y, y.roll(1, 0)))
-            tensors = [t.clone() for t in _tensors(found, picks, engine.views)]
-        except UserError:
+    try:
+        found = engine(changed, torch.where(own, y, y.roll(1, 0)))
+    except UserError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
             raise
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            return None
-        return _Shown(tensors, Snapshot(engine.model, *_kept_by(engine.loss)))
+        return None
+    tensors = _tensors(found, found.squared_norms(), picks, engine.views)
+    return _Shown([t.clone() for t in tensors], Snapshot(*_modules(engine)))
 
 
-def _kept_by(loss: object) -> list[nn.Module]:
-    return [loss] if isinstance(loss, nn.Module) else []
+def _modules(engine: PerExample) -> list[nn.Module]:
+    """The model, and the loss if it may keep anything."""
+    return [engine.model, *([engine.loss] if isinstance(engine.loss, nn.Module) else [])]
 
 
-def _tensors(found: PerExampleGradients, picks: Tensor, views: int) -> list[Tensor]:
+def _tensors(found: PerExampleGradients, norms: Tensor, picks: Tensor, views: int) -> list[Tensor]:
     """What belongs to the picked examples: losses, outputs, norms and a weighted sum."""
     own = picks.to(found.losses.device)
     weights = torch.linspace(0.5, 1, len(own), dtype=torch.float64, device=own.device) * own
     outputs = [] if found.outputs is None else [found.outputs[own.repeat_interleave(views)]]
     sums = found.weighted_sum(weights.unsqueeze(1))
-    return [found.losses[own], *outputs, found.squared_norms()[own], *sums]
+    return [found.losses[own], *outputs, norms[own], *sums]
 
 
 @dataclass
@@ -228,31 +240,36 @@ class _Alone:
 def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
     """A few examples that run alone, from the state in which the batch will run.
 
-    None for models that draw random numbers, which would be others, and for a compiled pass, whose
-    precision is less than its reference's.
+    None for a compiled pass, whose precision is less than its reference's, and where the examples
+    of a batch run alone anyway.
     """
     if engine.precision is not None or engine.method == "loop":
         return None
     picks, views = torch.tensor(_order(len(y))[:_FEW]), engine.views
     rows = x[(picks.unsqueeze(1) * views + torch.arange(views)).flatten().to(x.device)]
     targets = y[picks.to(y.device)]
-    with undisturbed(engine.model, *_kept_by(engine.loss)), full_precision(x.device):
-        if is_random(engine.model, rows):
-            return None
+    with full_precision(x.device):
         found = one_at_a_time(engine.model, rows, targets, loss=engine.loss, views=views)
     return _Alone(picks, rows, targets, found)
 
 
 def _agree(
-    engine: PerExample, found: PerExampleGradients, alone: _Alone, x: Tensor, y: Tensor
+    engine: PerExample,
+    found: PerExampleGradients,
+    norms: Tensor,
+    alone: _Alone,
+    x: Tensor,
+    y: Tensor,
 ) -> bool:
     """Whether examples have the gradients in the batch that they have alone."""
-    norms = found.squared_norms().sum(1).sqrt()
-    least = 1e-2 * float(norms.nan_to_num(0, 0, 0).max())
+    least = 1e-2 * float(norms.sum(1).sqrt().nan_to_num(0, 0, 0).max())
     allowed = tolerance(found.losses.dtype, confirmed=True)
     for k, pick in enumerate(alone.picks.tolist()):
         ours, wanted = _one(found, pick), _one(alone.gradients, k)
-        if not float((ours - wanted).norm()) <= allowed * max(least, float(wanted.norm())):
+        off, length = float((ours - wanted).norm()), float(wanted.norm())
+        if not (math.isfinite(length) or math.isfinite(float(ours.norm()))):
+            continue  # It adds nothing.
+        if not off <= allowed * max(least, length):
             return _agree_in_double(engine, alone, x, y)
     return True
 

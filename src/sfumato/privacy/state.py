@@ -106,6 +106,14 @@ class Snapshot:
             for key in [key for key in hooks if key not in before]:
                 del hooks[key]
 
+    def same_parameters(self, other: Snapshot) -> bool:
+        """Whether the parameters have the same values in both."""
+        return all(
+            name in other._slots and _same(slot.value, other._slots[name].value)
+            for name, slot in self._slots.items()
+            if isinstance(slot.held, nn.Parameter)
+        )
+
     def first_difference(self, other: Snapshot) -> str | None:
         """The name of something that the two states do not share, or None."""
         for name in (*self._slots, *other._slots):
@@ -221,18 +229,42 @@ def seed(model: nn.Module, value: int = PROBE_SEED) -> None:
         torch.cuda.default_generators[index].manual_seed(value)
 
 
+class RandomState:
+    """The state of every random number generator that the model may draw from."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._torch = torch.get_rng_state()
+        self._cuda = {index: torch.cuda.get_rng_state(index) for index in _devices(model)}
+
+    def put_back(self) -> None:
+        """Have the generators go on from here."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        for index, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, index)
+
+    def same(self, other: RandomState) -> bool:
+        """Whether nothing was drawn between the two."""
+        pairs = zip(self._numpy, other._numpy, strict=True)
+        return (
+            self._python == other._python
+            and all(np.array_equal(a, b) for a, b in pairs)
+            and torch.equal(self._torch, other._torch)
+            and all(torch.equal(state, other._cuda[i]) for i, state in self._cuda.items())
+        )
+
+
 @contextmanager
 def undisturbed(model: nn.Module, *others: nn.Module) -> Iterator[None]:
     """Put the state of modules and the global random states back afterwards."""
-    before = Snapshot(model, *others)
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=_devices(model)):
-        try:
-            yield
-        finally:
-            before.put_back()
-            random.setstate(python)
-            np.random.set_state(numpy)
+    before, drawn = Snapshot(model, *others), RandomState(model)
+    try:
+        yield
+    finally:
+        before.put_back()
+        drawn.put_back()
 
 
 class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]

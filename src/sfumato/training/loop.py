@@ -290,7 +290,7 @@ class Loop:
             rows = torch.arange(position, position + self.physical_batch, device=self.device)
             rows = rows.clamp(max=draw.numel() - 1)
             try:
-                x, labels = self._fetch(batch.indices, parameters.take(rows))
+                x, labels = self.fetch(batch.indices, parameters.take(rows))
                 self.private.accumulate(x, labels, batch)
             except RuntimeError as error:
                 if not trouble.out_of_memory(error) or self.physical_batch == 1:
@@ -299,7 +299,7 @@ class Loop:
                 continue
             position += self.physical_batch
 
-    def _fetch(self, indices: Tensor, parameters: ViewParameters) -> tuple[Tensor, Tensor]:
+    def fetch(self, indices: Tensor, parameters: ViewParameters) -> tuple[Tensor, Tensor]:
         """What a physical batch of the draw consists of, and the labels."""
         if self.features is not None:
             return self.features.gather(indices)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from sfumato.pictures import curves
 from sfumato.privacy import accounting
@@ -48,9 +51,25 @@ class Result:
     drawn: bool = False
 
 
+def _check_examples(loop: Loop) -> None:
+    """Check on real examples, with the weights of the last step, that none reaches another."""
+    source = secrets.SystemRandom()
+    indices = source.choices(range(len(loop.dataset.train)), k=loop.physical_batch)
+    generator = torch.Generator().manual_seed(secrets.randbits(63))
+    parameters = loop.views.draw(len(indices), generator).to(loop.device)
+    x, y = loop.fetch(torch.tensor(indices, device=loop.device), parameters)
+    loop.private.check(x, y)
+
+
 def release(loop: Loop) -> Result:
-    """Write the weights, the statement and the curves; use the test set once, or not at all."""
+    """Write the weights, the statement and the curves; use the test set once, or not at all.
+
+    Raises:
+        UserError: The trained model mixes examples; nothing is written.
+    """
     recipe, folder, ledger = loop.recipe, loop.folder, loop.ledger
+    if recipe.privacy.enabled:
+        _check_examples(loop)
     _count_plan(loop)
     ledger.sync()
     ledger.check()
