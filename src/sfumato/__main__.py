@@ -1,6 +1,11 @@
 """`python -m sfumato`, and the command `sfumato`."""
 
-from __future__ import annotations
+import os
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
+    # `python -m` looks for modules in the current folder first, which may be a stranger's.
+    del sys.path[0]
 
 from sfumato.loading import loading
 

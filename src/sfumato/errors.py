@@ -14,6 +14,27 @@ class UserError(Exception):
     """
 
 
+class CodeError(UserError):
+    """Model code that a file names and that may not be run."""
+
+
+class UntrustedCodeError(CodeError):
+    """A file that names model code which the user has not named himself.
+
+    Attributes:
+        module: The module to trust, if the user knows it.
+    """
+
+    def __init__(self, where: str, model: str, *, variable: str) -> None:
+        self.module = model.partition(":")[0]
+        super().__init__(
+            f"{where} names the model '{model}', whose code is not part of sfumato: nothing was "
+            f"imported, because a file from somebody else could run anything this way. If you know "
+            f"and trust the module '{self.module}', name it yourself: --trust-code {self.module} "
+            f"(trust_code=['{self.module}'] in Python), or set {variable}={self.module}."
+        )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `` Did you mean 'cifar10'?`` for a misspelt name, or the empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

@@ -338,9 +338,12 @@ def test_dropout_is_repeated_exactly(
         return statistics
 
     monkeypatch.setattr(Loop, "take_step", stop)
-    assert run(*plain, "--device", "cpu", "--out", "r").code == 128 + signal.SIGTERM
+    stopped = run(*plain, "--device", "cpu", "--out", "r")
+    assert stopped.code == 128 + signal.SIGTERM
     monkeypatch.setattr(Loop, "take_step", whole)
-    assert run("--resume", "r", "--device", "cpu").code == 0
+    goes_on = "--resume r --trust-code mine:build"
+    assert goes_on in stopped.out
+    assert run(*goes_on.split(), "--device", "cpu").code == 0
     assert run(*plain, "--device", "cpu", "--out", "whole").code == 0
     assert Path("r", files.WEIGHTS).read_bytes() == Path("whole", files.WEIGHTS).read_bytes()
 

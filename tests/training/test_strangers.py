@@ -1,66 +1,17 @@
-"""What a file that somebody was given may and may not do, and what is rounded which way."""
+"""Options that a model refuses, what is rounded which way, and the names of a folder."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
-from torch import nn
 
 from sfumato import models
 from sfumato.errors import UserError
 from sfumato.privacy.statement import upwards
-from sfumato.training.classifier import FORMAT, Description, load, save_weights
 from sfumato.training.start import _same_set
-
-
-def describe(model: str, **options: object) -> Description:
-    return Description(model, options, ("a", "b"), 1, (4, 4), (0.5,), (0.5,), {"private": False})
-
-
-@pytest.mark.parametrize("model", ["os:popen", "subprocess:getoutput", "os.path:exists"])
-def test_code_that_a_weights_file_names_is_not_run(model: str, tmp_path: Path) -> None:
-    mark = tmp_path / "executed"
-    content = {
-        "model": model, "options": {"cmd": f"touch {mark}"}, "classes": ["a", "b"], "channels": 1,
-        "size": [4, 4], "mean": [0.5], "std": [0.5], "guarantee": {"private": False},
-    }  # fmt: skip
-    path = tmp_path / "given.safetensors"
-    save_file({"x": torch.zeros(1)}, path, metadata={FORMAT: json.dumps(content)})
-    with pytest.raises(UserError, match="SFUMATO_MODELS"):
-        load(path)
-    assert not mark.exists()
-
-
-def test_own_code_is_run_from_its_folder_or_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, away = tmp_path / "here", tmp_path / "away"
-    here.mkdir(), away.mkdir()
-    (here / "my_own_models.py").write_text(
-        "from torch import nn\n"
-        "def flat(classes, channels, size):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size[0] * size[1], classes))\n"
-    )
-    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    path = tmp_path / "own.safetensors"
-    save_weights(path, network, describe("my_own_models:flat"))
-    monkeypatch.chdir(away)
-    with pytest.raises(UserError, match="does not lie in the folder"):
-        load(path)
-    monkeypatch.chdir(here)
-    assert torch.equal(load(path).network[1].weight, network[1].weight)  # type: ignore[index]
-    monkeypatch.chdir(away)
-    monkeypatch.syspath_prepend(str(here))
-    with pytest.raises(UserError, match="SFUMATO_MODELS=my_own_models"):
-        load(path)
-    monkeypatch.setenv("SFUMATO_MODELS", "others, my_own_models")
-    assert load(path).classes == ("a", "b")
 
 
 def test_a_model_that_refuses_its_options_is_a_mistake_and_no_traceback(

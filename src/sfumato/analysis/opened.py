@@ -6,7 +6,7 @@ A run that has not finished is opened at its newest checkpoint or snapshot, and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,8 @@ from sfumato import models, recipes
 from sfumato.analysis.images import images_of
 from sfumato.analysis.inference import align_labels
 from sfumato.data import Dataset, ImageSet
-from sfumato.errors import UserError
+from sfumato.errors import CodeError, UserError
+from sfumato.models import Trust
 from sfumato.privacy import ledger
 from sfumato.privacy.accounting import Step
 from sfumato.privacy.clipping import ClippingRule, Unclipped
@@ -153,6 +154,7 @@ def open_run(
     data: str | None = None,
     root: str | Path | None = None,
     device: str | torch.device = "cpu",
+    trust_code: Iterable[str] = (),
 ) -> OpenRun:
     """Open a run folder, finished or not, with its data.
 
@@ -161,6 +163,8 @@ def open_run(
         data: A data set, folder or .npz with the model's classes, instead of the run's own.
         root: Where to look for data sets first.
         device: Where to put the network.
+        trust_code: Modules outside sfumato whose models the run may name; no other code is
+            imported, and none from the run folder.
 
     Raises:
         UserError: If it is no run folder, has no weights yet, or its data is not what it was.
@@ -169,7 +173,8 @@ def open_run(
     recipe = _recipe(folder)
     header, events = _ledger(folder)
     notes: list[str] = []
-    final = _final(folder, notes)
+    trust = files.trust(trust_code, folder)
+    final = _final(folder, trust, notes)
     shape = None
     if final is not None:
         shape = final.description.channels, *final.description.size
@@ -178,7 +183,7 @@ def open_run(
     except UserError as error:
         raise UserError(f"The data of {folder} cannot be read: {error}") from None
     dataset = start.Origin.of(header).normalised(dataset)
-    network, description, weights, step = _network(folder, recipe, dataset, final, notes)
+    network, description, weights, step = _network(folder, recipe, dataset, final, trust, notes)
     network.to(device).eval()
     fill.freeze(network, recipe.start)
     taken = description.channels, *description.size
@@ -212,17 +217,24 @@ def _ledger(folder: Path) -> tuple[dict[str, Any], list[Step]]:
     return ledger.read(path) if path.is_file() else ({}, [])
 
 
-def _final(folder: Path, notes: list[str]) -> Classifier | None:
+def _final(folder: Path, trust: Trust, notes: list[str]) -> Classifier | None:
     if (folder / files.WEIGHTS).is_file():
         try:
-            return classifier.load(folder)
+            return classifier.load(folder, trust_code=trust.names)
+        except CodeError:
+            raise
         except UserError as error:
             notes.append(f"The final weights of {folder} are left out: {error}")
     return None
 
 
 def _network(
-    folder: Path, recipe: Recipe, dataset: Dataset, final: Classifier | None, notes: list[str]
+    folder: Path,
+    recipe: Recipe,
+    dataset: Dataset,
+    final: Classifier | None,
+    trust: Trust,
+    notes: list[str],
 ) -> tuple[nn.Module, Description, str, int | None]:
     """The final weights, or the newest that there are."""
     if final is not None:
@@ -243,9 +255,9 @@ def _network(
             "that can be read."
         )
     m = recipe.model
-    network = models.create(
-        m.name, classes=len(dataset.classes), channels=dataset.channels, size=dataset.size,
-        **m.options,
+    network = models.create_trusted(
+        m.name, m.options, classes=len(dataset.classes), channels=dataset.channels,
+        size=dataset.size, trust=trust,
     )  # fmt: skip
     try:
         network.load_state_dict(tensors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import shlex
 import sys
 from typing import Any
 
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from sfumato.errors import UserError
+from sfumato.errors import UntrustedCodeError, UserError
 from sfumato.loading import loading
 
 VERBS = (
@@ -96,6 +97,10 @@ def main() -> None:
         with loading():
             command = typer.main.get_command(app)
         command()
+    except UntrustedCodeError as error:
+        again = shlex.join(["sfumato", *sys.argv[1:], "--trust-code", error.module])
+        _say(f"{error} The whole command: {again}")
+        sys.exit(2)
     except UserError as error:
         _say(str(error))
         sys.exit(2)

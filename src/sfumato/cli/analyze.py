@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato import newfile
+from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def analyze(
     ),
     data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    trust_code: list[str] = TRUST_CODE,
 ) -> None:
     """Analyse trained networks side by side: calibration, curvature, activations, gradients."""
     from sfumato.analysis.overview import PARTS, Effort, check_parts
@@ -64,7 +66,7 @@ def analyze(
         raise UserError(f"--only names no analysis: choose from {', '.join(PARTS)}.")
     effort = Effort(examples=examples, seed=seed, iterations=iterations, probes=probes)
     _check_free(out, picture, parts)
-    opened = _open(runs, data, data_root, device)
+    opened = _open(runs, data, data_root, device, trust_code)
     found, interrupted = _measure(opened, parts, on, effort)
     written = _write(found, parts, out, picture)
     _show(found, parts)
@@ -77,14 +79,17 @@ def analyze(
         raise UserError("Nothing could be analysed, for the reasons above.")
 
 
-def _open(folders: list[Path], data: str | None, root: Path | None, device: str) -> list[OpenRun]:
+def _open(
+    folders: list[Path], data: str | None, root: Path | None, device: str, trust_code: list[str]
+) -> list[OpenRun]:
     """All runs, on the same data; what is remarkable about them is said."""
     from sfumato.analysis.opened import open_run, same_data
     from sfumato.training.devices import pick_device
 
     where = pick_device(device)
     opened = [
-        open_run(folder, data=data, root=root, device=where) for folder in dict.fromkeys(folders)
+        open_run(folder, data=data, root=root, device=where, trust_code=trust_code)
+        for folder in dict.fromkeys(folders)
     ]
     same_data(opened)
     for run in opened:

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from sfumato import newfile
+from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
 
 
@@ -26,6 +27,7 @@ def card(
     ),
     data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    trust_code: list[str] = TRUST_CODE,
 ) -> None:
     """Write a model card: guarantee, intended use, data, recipe, results, how to load it.
 
@@ -44,7 +46,9 @@ def card(
             f"{run} has not finished, so there is no model to describe: "
             f"`sfumato train --resume {shlex.quote(str(run))}` goes on with it."
         )
-    (measured,) = measure([found], data=data, root=data_root, device=pick_device(device))
+    (measured,) = measure(
+        [found], data=data, root=data_root, device=pick_device(device), trust_code=trust_code
+    )
     for remark in (*found.problems, *([measured.missing] if measured.missing else [])):
         typer.echo(f"Note: {remark}", err=True)
     text = write_card(found, measured)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def evaluate(
     data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
     split: Split = typer.Option(Split.test, help="Which part of the data."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    trust_code: list[str] = TRUST_CODE,
     out: Path | None = typer.Option(
         None,
         "--out",
@@ -58,7 +60,7 @@ def evaluate(
     from sfumato.training.classifier import load
     from sfumato.training.devices import pick_device
 
-    classifier = load(run, device=pick_device(device))
+    classifier = load(run, device=pick_device(device), trust_code=trust_code)
     folder = _output_folder(out or (run if run.is_dir() else run.parent))
     dataset = _dataset(run, classifier.description, data, data_root, skip_unreadable)
     for remark in _remarks(dataset, data, split):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from sfumato import newfile
+from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def predict(
         False, "--skip-unreadable", help="Go on without images that cannot be read."
     ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    trust_code: list[str] = TRUST_CODE,
 ) -> None:
     """Predict the class of images, with its probability.
 
@@ -60,7 +62,7 @@ def predict(
 
     if out is not None:
         newfile.check(out)
-    classifier = load(run, device=pick_device(device))
+    classifier = load(run, device=pick_device(device), trust_code=trust_code)
     if classifier.description.only_a_start:
         raise UserError(
             f"{run} is a start for other runs, trained on images that the program drew: its head "

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato.cli.train import choose, watch
+from sfumato.cli.trust import TRUST_CODE
+from sfumato.cli.trust import named as named_code
 from sfumato.errors import UserError
 from sfumato.loading import loading
 from sfumato.training import files
@@ -49,6 +51,7 @@ def pretrain(
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Go on without images that cannot be read."
     ),
+    trust_code: list[str] = TRUST_CODE,
 ) -> None:
     """Train without privacy on images that you declare public, to start private runs from.
 
@@ -86,11 +89,15 @@ def pretrain(
 
     if out is not None:
         files.check_free(out)
+    trusted = named_code(trust_code, changes)
 
     with loading():
         from sfumato.training.run import train
 
     def go(reporter: Reporter) -> Result:
-        return train(chosen, out=out, root=data_root, device=device, reporter=reporter)
+        return train(
+            chosen, out=out, root=data_root, device=device, reporter=reporter,
+            trust_code=trusted,
+        )  # fmt: skip
 
-    watch(go, name=chosen.name, out=out)
+    watch(go, name=chosen.name, out=out, trusted=trusted)

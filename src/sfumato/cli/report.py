@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from sfumato import newfile
+from sfumato.cli.trust import TRUST_CODE
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +37,7 @@ def report(
     ),
     data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
+    trust_code: list[str] = TRUST_CODE,
 ) -> None:
     """Make one HTML page about runs: guarantee, curves, accuracy against epsilon, test results.
 
@@ -50,7 +52,10 @@ def report(
     newfile.check(out)
     chosen = choose(samples)
     found = gather(runs)
-    measured = measure(found, data=data, root=data_root, device=pick_device(device), samples=chosen)
+    measured = measure(
+        found, data=data, root=data_root, device=pick_device(device), samples=chosen,
+        trust_code=trust_code,
+    )  # fmt: skip
     for run, result in zip(found, measured, strict=True):
         for remark in (*run.problems, *([result.missing] if result.missing else [])):
             typer.echo(f"Note: {run.name}: {remark}", err=True)

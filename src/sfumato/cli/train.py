@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sfumato.cli.trust import TRUST_CODE
+from sfumato.cli.trust import named as named_code
 from sfumato.errors import UserError
 from sfumato.loading import loading
 from sfumato.training import files
@@ -73,6 +75,7 @@ def train(
     tensorboard: bool = typer.Option(
         False, "--tensorboard", help="Stream the metrics to RUN/tensorboard as well."
     ),
+    trust_code: list[str] = TRUST_CODE,
 ) -> None:
     """Train an image classifier with differential privacy.
 
@@ -107,6 +110,7 @@ def train(
         _check_no_budget(changes, "--no-privacy" if no_privacy else f"The recipe '{chosen.name}'")
     if out is not None:
         files.check_free(out)
+    trusted = named_code(trust_code, changes)
 
     with loading():
         from sfumato.training.run import resume as resume_run
@@ -115,12 +119,15 @@ def train(
     def go(reporter: Reporter) -> Result:
         if chosen is None:
             return resume_run(
-                resume, changes=changes, root=data_root, device=device, reporter=reporter
-            )
-        return train_run(chosen, out=out, root=data_root, device=device, reporter=reporter)
+                resume, changes=changes, root=data_root, device=device, reporter=reporter,
+                trust_code=trusted,
+            )  # fmt: skip
+        return train_run(
+            chosen, out=out, root=data_root, device=device, reporter=reporter, trust_code=trusted
+        )
 
     with _streamed(tensorboard):
-        watch(go, name=chosen.name if chosen else "", out=out, resumed=resume)
+        watch(go, name=chosen.name if chosen else "", out=out, resumed=resume, trusted=trusted)
 
 
 def _check_no_budget(changes: dict[str, Any], who: str) -> None:
@@ -148,6 +155,7 @@ def watch(
     name: str,
     out: Path | None = None,
     resumed: Path | None = None,
+    trusted: Sequence[str] = (),
 ) -> None:
     """Run a training under the eyes of the user, and say how it ended.
 
@@ -156,8 +164,10 @@ def watch(
         name: The recipe's name.
         out: The folder asked for, if any.
         resumed: The run that goes on, if it is not a new one.
+        trusted: Code that this command line names, which going on needs again.
     """
-    with _interruptible(name, out, resumed):
+    again = "".join(f" --trust-code {shlex.quote(name)}" for name in trusted)
+    with _interruptible(name, out, resumed, again):
         from sfumato.cli.progress import console, watched
         from sfumato.training.loop import Stopped
 
@@ -167,7 +177,7 @@ def watch(
             except Stopped as stopped:
                 console.print(
                     f"Stopped after step {stopped.step}; everything is saved. Go on with:\n"
-                    f"  sfumato train --resume {shlex.quote(str(stopped.folder))}",
+                    f"  sfumato train --resume {shlex.quote(str(stopped.folder))}{again}",
                     soft_wrap=True,
                 )
                 raise typer.Exit(128 + stopped.signal) from None
@@ -175,7 +185,7 @@ def watch(
 
 
 @contextmanager
-def _interruptible(name: str, out: Path | None, resumed: Path | None) -> Iterator[None]:
+def _interruptible(name: str, out: Path | None, resumed: Path | None, again: str) -> Iterator[None]:
     """Say what is left when Ctrl-C comes before the first step, or a second time."""
     from sfumato.training.files import begun
 
@@ -186,7 +196,7 @@ def _interruptible(name: str, out: Path | None, resumed: Path | None) -> Iterato
         left = [resumed] if resumed else sorted(begun(name, out) - before)
         if left:
             folder = shlex.quote(str(left[0]))
-            typer.echo(f"Stopped. Go on with: sfumato train --resume {folder}", err=True)
+            typer.echo(f"Stopped. Go on with: sfumato train --resume {folder}{again}", err=True)
         else:
             typer.echo("Stopped before training began.", err=True)
         raise typer.Exit(130) from None

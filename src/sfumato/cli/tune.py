@@ -10,6 +10,8 @@ import typer
 
 from sfumato.cli.parts import parse_part
 from sfumato.cli.train import choose
+from sfumato.cli.trust import TRUST_CODE
+from sfumato.cli.trust import named as named_code
 
 if TYPE_CHECKING:
     from sfumato.training.trials import Trial
@@ -48,6 +50,7 @@ def tune(
     ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
     data_root: Path = typer.Option(None, help="Where to look for data sets first."),
+    trust_code: list[str] = TRUST_CODE,
 ) -> None:  # fmt: skip
     """Run a recipe with different settings and compare them on held-out training images.
 
@@ -85,7 +88,8 @@ def tune(
     try:
         found = tuning.tune(
             chosen, choices, out=out, trials=trials, cheaper=cheaper, part=parse_part(part),
-            root=data_root, device=device, watch=watched, after=after, elsewhere=elsewhere,
+            root=data_root, device=device, trust_code=named_code(trust_code, changes, choices),
+            watch=watched, after=after, elsewhere=elsewhere,
         )  # fmt: skip
     except Stopped as stopped:
         console.print("Stopped; the same command goes on from here.")

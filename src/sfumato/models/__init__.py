@@ -1,6 +1,7 @@
 """The models: one file per family; importing this package imports them all, and so registers them.
 
-`create` builds a model from its name, `names` and `info` look in the registry, `summary` counts.
+`create` builds a model from its name, `create_trusted` from one that was read from a file, `names`
+and `info` look in the registry, `summary` counts.
 To add a model, put one file with one `@register(...)` here (docs/adding-a-model.md).
 """
 
@@ -10,9 +11,11 @@ import importlib
 import pkgutil
 
 from sfumato.models._summary import Layer, Summary, summary, summary_of
+from sfumato.models._trust import Trust
 from sfumato.models.registry import (
     ModelInfo,
     create,
+    create_trusted,
     info,
     names,
     parse_options,
@@ -28,7 +31,9 @@ __all__ = [
     "Layer",
     "ModelInfo",
     "Summary",
+    "Trust",
     "create",
+    "create_trusted",
     "info",
     "names",
     "parse_options",

@@ -20,6 +20,7 @@ from torch import nn
 from sfumato.errors import UserError, nearest
 from sfumato.models._options import Option, check_options, declared_options, read_options
 from sfumato.models._outside import build_outside, outside_options
+from sfumato.models._trust import Trust
 
 Builder = Callable[..., nn.Module]
 F = TypeVar("F", bound=Builder)
@@ -160,7 +161,10 @@ def create(
     size: int | tuple[int, int] = 32,
     **options: object,
 ) -> nn.Module:
-    """Build a model from its name.
+    """Build a model from a name that the caller typed.
+
+    A name of the form `package.module:function` runs the code of its module: for a name that was
+    read from a file there is `create_trusted`.
 
     Args:
         name: A registered name (`names()`), a name of a registered form (`wrn-28-10`), or
@@ -176,6 +180,45 @@ def create(
     Raises:
         UserError: An unknown name or option, a value that is not accepted, or too small an image.
     """
+    return _create(name, options, classes=classes, channels=channels, size=size, trust=None)
+
+
+def create_trusted(
+    name: str,
+    options: Mapping[str, object],
+    *,
+    classes: int,
+    channels: int,
+    size: int | tuple[int, int],
+    trust: Trust,
+) -> nn.Module:
+    """Build a model from a name and options that were read from a file.
+
+    Guarantee: Of code outside sfumato, none is imported or called but what `trust` covers.
+
+    Args:
+        name: As for `create`.
+        options: The model's own options.
+        classes: The number of classes, the width of the logits.
+        channels: The channels of the images.
+        size: The height and width of the images, or one number for both.
+        trust: The code outside sfumato that the name may run.
+
+    Raises:
+        UserError: As for `create`, and a model whose code is not trusted.
+    """
+    return _create(name, options, classes=classes, channels=channels, size=size, trust=trust)
+
+
+def _create(
+    name: str,
+    options: Mapping[str, object],
+    *,
+    classes: int,
+    channels: int,
+    size: int | tuple[int, int],
+    trust: Trust | None,
+) -> nn.Module:
     height, width = (size, size) if isinstance(size, int) else size
     counts = {"classes": classes, "channels": channels, "height": height, "width": width}
     for key, value in counts.items():
@@ -184,8 +227,13 @@ def create(
                 f"{key} must be a whole number of at least 1 for a model, not {value!r}."
             )
     arguments = {"classes": classes, "channels": channels, "size": (height, width)}
+    if given := [key for key in arguments if key in options]:
+        raise UserError(
+            f"'{given[0]}' is no option of the model '{name}': it follows from the images. Leave "
+            "it out."
+        )
     if ":" in name:
-        return build_outside(name, arguments, options)
+        return build_outside(name, arguments, options, trust)
     entry = info(name)
     if min(height, width) < entry.minimum:
         raise UserError(

@@ -138,6 +138,7 @@ def measure(
     root: Path | None = None,
     device: str | torch.device = "cpu",
     samples: Choice | None = None,
+    trust_code: Sequence[str] = (),
 ) -> list[Measured]:
     """Evaluate each run's weights on its own test set, or on that of other data.
 
@@ -149,9 +150,10 @@ def measure(
         root: Where to look for data sets first.
         device: Where to compute.
         samples: Which sample images to show.
+        trust_code: Modules outside sfumato whose models the weights may name.
     """
     loaded = _Loaded(data, root)
-    return [_measured(run, loaded, device, samples) for run in runs]
+    return [_measured(run, loaded, device, samples, trust_code) for run in runs]
 
 
 def _measured(
@@ -159,11 +161,12 @@ def _measured(
     loaded: _Loaded,
     device: str | torch.device,
     samples: Choice | None,
+    trust_code: Sequence[str],
 ) -> Measured:
     if not run.finished:
         return Measured(missing="The run has not finished, so there are no weights to evaluate.")
     try:
-        classifier = classifiers.load(run.folder, device=device)
+        classifier = classifiers.load(run.folder, device=device, trust_code=trust_code)
     except UserError as error:
         return Measured(missing=f"The weights cannot be used: {error}")
     parameters = sum(p.numel() for p in classifier.network.parameters())

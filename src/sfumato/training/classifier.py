@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from sfumato import models
 from sfumato.data.test_time import CHOICES, averaged
 from sfumato.errors import UserError
-from sfumato.models._outside import refuse_strangers
-from sfumato.training.files import WEIGHTS, write_whole
+from sfumato.training.files import WEIGHTS, trust, write_whole
 
 FORMAT = "sfumato-1"
 TENSORS = "tensors"
@@ -156,13 +155,24 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return content, tensors
 
 
-def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
+def load(
+    path: str | Path, *, device: str | torch.device = "cpu", trust_code: Iterable[str] = ()
+) -> Classifier:
     """The classifier of a run folder, or of a weights file.
 
+    Guarantee: The file runs no code but sfumato's and that of modules in `trust_code` or in the
+    environment variable `SFUMATO_MODELS`, and none that lies in the run folder.
+
+    Args:
+        path: The run folder or weights file.
+        device: Where to put the network.
+        trust_code: Modules outside sfumato whose models the file may name.
+
     Raises:
-        UserError: If there is no such file, or it is not one of sfumato's.
+        UserError: If there is no such file, or it is not one of sfumato's, or it names a model
+            whose code is not trusted.
     """
-    path = Path(path)
+    path = given = Path(path)
     if path.is_dir():
         if not (path / WEIGHTS).is_file():
             raise UserError(
@@ -182,14 +192,13 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Classifier:
             raise ValueError(f"there are no test views {description.test_views!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
-    if ":" in description.model:
-        refuse_strangers(description.model, path)
-    network = models.create(
+    network = models.create_trusted(
         description.model,
+        description.options,
         classes=len(description.classes),
         channels=description.channels,
         size=description.size,
-        **description.options,
+        trust=trust(trust_code, given),
     ).to(device)
     try:
         network.load_state_dict(tensors)

@@ -8,11 +8,12 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sfumato.errors import UserError
+from sfumato.models import Trust
 
 RECIPE = "recipe.toml"
 LEDGER = "ledger.jsonl"
@@ -50,6 +51,23 @@ def without_clock(path: Path, folder: Path) -> None:
     with contextlib.suppress(OSError):
         began = os.stat(folder / RECIPE).st_mtime_ns
         os.utime(path, ns=(began, began))
+
+
+def trust(names: Iterable[str], source: Path | None = None) -> Trust:
+    """The model code that a file may run: what the user named, and never from a run folder.
+
+    Args:
+        names: Modules, or models as `package.module:function`, that the user named.
+        source: The file or run folder that is read; None for a recipe.
+    """
+    marks = (LEDGER, STATEMENT)
+    if source is None:
+        return Trust(tuple(names), marks=marks)
+    # A file of a run lies in its folder or, for checkpoints and snapshots, one below it.
+    near = [source] if source.is_dir() else list(source.absolute().parents[:2])
+    known = (RECIPE, LEDGER, WEIGHTS, STATEMENT)
+    runs = [f for f in near if f == source or any((f / name).exists() for name in known)]
+    return Trust(tuple(names), str(source), tuple(runs), marks)
 
 
 def sweep(folder: Path) -> None:

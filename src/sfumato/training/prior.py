@@ -18,6 +18,7 @@ from sfumato import version
 from sfumato.data import dead_leaves
 from sfumato.data.catalogue import check_channels
 from sfumato.errors import UserError
+from sfumato.models import Trust
 from sfumato.pictures import curves
 from sfumato.privacy.composition import Exposure
 from sfumato.privacy.ledger import Ledger
@@ -45,7 +46,12 @@ def concerns(recipe: Recipe) -> bool:
 
 
 def train(
-    recipe: Recipe, *, out: str | Path | None, device: torch.device, reporter: Reporter
+    recipe: Recipe,
+    *,
+    out: str | Path | None,
+    device: torch.device,
+    reporter: Reporter,
+    trust: Trust,
 ) -> Result:
     """Train a new start.
 
@@ -54,11 +60,12 @@ def train(
         out: The run folder to make; `runs/NAME-NNN` if None.
         device: Where.
         reporter: Who watches.
+        trust: The code outside sfumato that the recipe may name.
     """
     _check(recipe)
     seed = recipe.training.seed
     randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
-    prior = Prior(recipe, randomness, device, reporter)
+    prior = Prior(recipe, randomness, device, reporter, trust)
     folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
     with files.explained(folder):
         if not randomness.seeded:
@@ -78,12 +85,13 @@ def resume(
     *,
     device: torch.device,
     reporter: Reporter,
+    trust: Trust,
 ) -> Result:
     """Go on with one that was interrupted."""
     state, damaged = checkpoint.latest(folder / files.CHECKPOINTS)
     for path in damaged:
         reporter.say(f"Checkpoint {path.name} is damaged; an earlier one is used instead.")
-    prior = Prior(recipe, randomness, device, reporter)
+    prior = Prior(recipe, randomness, device, reporter, trust)
     prior.count, prior.steps = int(ledger.header["examples"]), int(ledger.header["steps"])
     with files.explained(folder):
         files.sweep(folder)

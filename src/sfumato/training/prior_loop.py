@@ -48,6 +48,7 @@ class Prior:
     randomness: Randomness
     device: torch.device
     reporter: Reporter
+    trust: models.Trust = models.Trust()  # noqa: RUF009
     step: int = 0
 
     def __post_init__(self) -> None:
@@ -64,12 +65,13 @@ class Prior:
         self.count = max(self.batch, min(pool, most, self.steps * self.batch))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.randomness.generator(0, "initialise").initial_seed())
-            self.model = models.create(
+            self.model = models.create_trusted(
                 r.model.name,
+                r.model.options,
                 classes=len(CLASSES),
                 channels=self.channels,
                 size=self.size,
-                **r.model.options,
+                trust=self.trust,
             )
             self._split()
         self.model.to(self.device)

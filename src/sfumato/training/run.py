@@ -6,6 +6,7 @@ import gc
 import hashlib
 import hmac
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from sfumato.data import Dataset
 from sfumato.data.adapt import adapt
 from sfumato.errors import UserError
+from sfumato.models import Trust
 from sfumato.privacy.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.randomness import SOURCE, Randomness
@@ -36,6 +38,7 @@ def train(
     root: str | Path | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
+    trust_code: Iterable[str] = (),
 ) -> Result:
     """Train a new model.
 
@@ -45,14 +48,17 @@ def train(
         root: Where to look for data sets first.
         device: `auto`, `cpu`, `cuda` or `mps`.
         reporter: Who watches.
+        trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
+            from, may name; no other code is imported.
     """
     reporter = reporter or Silent()
+    trust = files.trust(trust_code)
     if out is not None:
         files.check_free(Path(out))
     where = devices.pick_device(device, recipe.training.precision)
     if prior.concerns(recipe):
-        return prior.train(recipe, out=out, device=where, reporter=reporter)
-    donor = start.open_donor(recipe)
+        return prior.train(recipe, out=out, device=where, reporter=reporter, trust=trust)
+    donor = start.open_donor(recipe, trust_code=trust.names)
     origin = donor.origin if donor else start.Origin()
     dataset = _load(recipe, origin, root, reporter)
     if donor and _grey_after_colour(recipe, donor, dataset):
@@ -63,7 +69,7 @@ def train(
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     seed = recipe.training.seed
     randomness = Randomness.fresh() if seed is None else origin.seeded_randomness(seed)
-    model = setup.build_model(recipe, dataset, randomness, donor)
+    model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
     if donor:
         words = fill.describe(model, donor, recipe.start, classes=len(dataset.classes))
         origin = replace(origin, words=words)
@@ -102,6 +108,7 @@ def resume(
     root: str | Path | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
+    trust_code: Iterable[str] = (),
 ) -> Result:
     """Go on with an interrupted run, to the same end as if it had not been interrupted.
 
@@ -115,13 +122,16 @@ def resume(
         root: Where to look for data sets first.
         device: Where to train.
         reporter: Told about progress.
+        trust_code: Modules outside sfumato whose models the run may name; no other code is
+            imported, and none from the run folder.
     """
     reporter = reporter or Silent()
     folder = Path(folder)
     if not (folder / files.LEDGER).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {files.LEDGER}.")
     with Ledger.open(folder / files.LEDGER) as ledger:
-        return _resume(folder, ledger, changes or {}, root, device, reporter)
+        trust = files.trust(trust_code, folder)
+        return _resume(folder, ledger, changes or {}, root, device, reporter, trust)
 
 
 def _resume(
@@ -131,6 +141,7 @@ def _resume(
     root: str | Path | None,
     device: str,
     reporter: Reporter,
+    trust: Trust,
 ) -> Result:
     moved = changes.get("data.name")
     others = {key: value for key, value in changes.items() if key != "data.name"}
@@ -144,7 +155,9 @@ def _resume(
     origin = start.Origin.of(ledger.header)
     randomness = _same_randomness(folder, recipe, origin)
     if prior.concerns(recipe):
-        return prior.resume(folder, ledger, recipe, randomness, device=where, reporter=reporter)
+        return prior.resume(
+            folder, ledger, recipe, randomness, device=where, reporter=reporter, trust=trust
+        )
     try:
         images = recipe if moved is None else recipe.replace({"data.name": moved})
         dataset = _load(images, origin, root, reporter)
@@ -175,8 +188,10 @@ def _resume(
         files.sweep(folder)
         snapshots.forget(folder, after=state.step if state else 0)
         (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
-        donor = start.open_donor(recipe, unchanged=origin) if state is None else None
-        model = setup.build_model(recipe, dataset, randomness, donor)
+        donor = None
+        if state is None:
+            donor = start.open_donor(recipe, unchanged=origin, trust_code=trust.names)
+        model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
         if state is not None:
             physical = int(state.numbers["physical_batch"])
         metrics = Metrics(

@@ -286,7 +286,12 @@ def views(recipe: Recipe) -> Views:
 
 
 def build_model(
-    recipe: Recipe, dataset: Dataset, randomness: Randomness, donor: Donor | None = None
+    recipe: Recipe,
+    dataset: Dataset,
+    randomness: Randomness,
+    donor: Donor | None = None,
+    *,
+    trust: models.Trust = models.Trust(),  # noqa: B008
 ) -> nn.Module:
     """The recipe's model, initialised and frozen as it asks, and checked against the data.
 
@@ -295,15 +300,17 @@ def build_model(
         dataset: What the model is to be trained on.
         randomness: Where initial weights are drawn from.
         donor: The model to start from, unless its weights will come from a checkpoint.
+        trust: The code outside sfumato that the recipe may name.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.generator(0, "initialise").initial_seed())
-        model = models.create(
+        model = models.create_trusted(
             recipe.model.name,
+            recipe.model.options,
             classes=len(dataset.classes),
             channels=dataset.channels,
             size=dataset.size,
-            **recipe.model.options,
+            trust=trust,
         )
     if donor is not None:
         classes = len(dataset.classes)

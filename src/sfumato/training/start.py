@@ -13,7 +13,7 @@ training. If that was on this run's images, its steps are composed with the run'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,7 @@ from torch import Tensor
 from sfumato import starts
 from sfumato.data import Dataset
 from sfumato.data.catalogue import canonical
-from sfumato.errors import UserError, nearest
+from sfumato.errors import CodeError, UserError, nearest
 from sfumato.privacy.accounting import AccountantName, Step, epsilon, merge
 from sfumato.privacy.composition import Exposure, steps_from_list, steps_to_list
 from sfumato.privacy.randomness import Randomness
@@ -123,12 +123,15 @@ class Donor:
     origin: Origin
 
 
-def open_donor(recipe: Recipe, *, unchanged: Origin | None = None) -> Donor | None:
+def open_donor(
+    recipe: Recipe, *, unchanged: Origin | None = None, trust_code: Iterable[str] = ()
+) -> Donor | None:
     """The model that a recipe starts from, or None for a run from scratch.
 
     Args:
         recipe: What to do.
         unchanged: What an interrupted run has kept about its start, which must still be that.
+        trust_code: Modules outside sfumato whose models the weights may name.
 
     Raises:
         UserError: If it cannot be read, or a private run may not start from it.
@@ -138,7 +141,9 @@ def open_donor(recipe: Recipe, *, unchanged: Origin | None = None) -> Donor | No
         return None
     path = starts.find(settings.source, recipe.model.name) or Path(settings.source).expanduser()
     try:
-        classifier = load(path)
+        classifier = load(path, trust_code=trust_code)
+    except CodeError:
+        raise
     except UserError as error:
         hint = "" if path.exists() else nearest(settings.source, starts.packaged())
         raise UserError(f"start.source = '{settings.source}': {error}{hint}") from None

@@ -83,6 +83,7 @@ def tune(
     part: slice = _ALL,
     root: Path | None = None,
     device: str = "auto",
+    trust_code: Sequence[str] = (),
     watch: Callable[[], AbstractContextManager[Reporter]] = lambda: nullcontext(Silent()),
     after: Callable[[Trial], None] = lambda _: None,
     elsewhere: Callable[[str], None] = lambda _: None,
@@ -101,6 +102,8 @@ def tune(
         part: Of all combinations, the share of this process.
         root: Where to look for data sets first.
         device: `auto`, `cpu`, `cuda` or `mps`.
+        trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
+            from, may name.
         watch: Makes a reporter for one run.
         after: Called with each new result.
         elsewhere: Called with the name of each run that another process is making.
@@ -129,7 +132,7 @@ def tune(
     for settings in proposals(choices, done, trials, part):
         chosen = base.replace(settings)
         if cheaper > 1:
-            donor = start.open_donor(chosen)
+            donor = start.open_donor(chosen, trust_code=trust_code)
             before = donor.origin.before if donor else ()
             examples = len(dataset_of(chosen.data, root=root).train)
             chosen = lighter(chosen, examples, cheaper, before=before)
@@ -138,7 +141,7 @@ def tune(
             with alone(where):
                 if any(trial.settings == settings for trial in _read(out)):
                     continue
-                trial = _run(chosen, settings, where, root, device, watch)
+                trial = _run(chosen, settings, where, root, device, trust_code, watch)
                 jsonlines.append(out / TRIALS, json.dumps(asdict(trial)))
         except InUse:
             elsewhere(where.name)
@@ -225,6 +228,7 @@ def _run(
     where: Path,
     root: Path | None,
     device: str,
+    trust_code: Sequence[str],
     watch: Callable[[], AbstractContextManager[Reporter]],
 ) -> Trial:
     """One run, from where it was left."""
@@ -232,9 +236,14 @@ def _run(
         if not files.finished(where):
             with watch() as reporter:
                 if (where / files.LEDGER).is_file():
-                    resume(where, root=root, device=device, reporter=reporter)
+                    resume(
+                        where, root=root, device=device, reporter=reporter, trust_code=trust_code
+                    )
                 else:
-                    train(recipe, out=where, root=root, device=device, reporter=reporter)
+                    train(
+                        recipe, out=where, root=root, device=device, reporter=reporter,
+                        trust_code=trust_code,
+                    )  # fmt: skip
     except Diverged as reason:
         (where / files.KEY).unlink(missing_ok=True)
         note = "It diverged: the loss or the weights grew beyond all bounds."

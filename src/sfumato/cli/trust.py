@@ -1,0 +1,40 @@
+"""`--trust-code`: the option of every command that may meet a model outside sfumato in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+TRUST_CODE: Any = typer.Option(
+    [],
+    "--trust-code",
+    metavar="MODULE",
+    help="A module outside sfumato whose code a run, weights or recipe file may use; may be given "
+    "again.",
+)
+"""The option; each command has the parameter `trust_code: list[str] = TRUST_CODE`."""
+
+
+def named(
+    trust_code: Sequence[str],
+    changes: Mapping[str, Any],
+    tried: Mapping[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """The code that this command line names: by --trust-code, and as the model to train.
+
+    Args:
+        trust_code: The values of the option.
+        changes: Settings given on the command line.
+        tried: Settings to vary, given there too.
+    """
+    from sfumato.models._trust import is_model_name
+
+    typed = [changes.get("model.name"), *_values((tried or {}).get("model.name"))]
+    models = [name for name in typed if isinstance(name, str) and is_model_name(name)]
+    return (*trust_code, *models)
+
+
+def _values(choice: Any) -> Sequence[Any]:
+    return choice if isinstance(choice, list | tuple) else ()
