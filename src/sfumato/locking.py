@@ -15,6 +15,9 @@ except ImportError:  # Not on Windows.
     fcntl = None  # type: ignore[assignment]
 
 
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Not on Windows.
+
+
 class InUse(UserError):
     """Another process is at work there."""
 
@@ -74,7 +77,7 @@ def _taken(path: Path, folder: Path, wait: bool) -> int:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o644)
         except OSError as error:
             raise UserError(
                 f"Cannot write to {path.parent}: {error.strerror}. Choose another folder."

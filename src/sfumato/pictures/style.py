@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,12 +75,14 @@ def figure(width: float, height: float, path: Path) -> Iterator[Figure]:
         yield made
         content = io.BytesIO()
         made.savefig(content, format="png", metadata={"Software": "sfumato"})
-    part = path.with_name(f".{path.name}.part")
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        part.write_bytes(content.getvalue())
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.getvalue())
+        os.chmod(part, 0o644)
         os.replace(part, path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        Path(part).unlink(missing_ok=True)
         raise
 
 

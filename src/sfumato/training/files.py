@@ -70,6 +70,26 @@ def trust(names: Iterable[str], source: Path | None = None) -> Trust:
     return Trust(tuple(names), str(source), tuple(runs), marks)
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuse to write to a run folder with links out of it.
+
+    Guarantee: What a run writes, replaces or deletes lies in its folder, whoever made the folder.
+
+    Raises:
+        UserError: If a file or folder in it is a link to somewhere else.
+    """
+    home = os.path.realpath(folder)
+    for where, folders, names in os.walk(home):
+        for name in (*folders, *names):
+            path = os.path.join(where, name)
+            target = os.path.realpath(path)
+            if os.path.islink(path) and not target.startswith(home + os.sep):
+                raise UserError(
+                    f"{path} is a link out of the run folder, to {target}. Nothing is written or "
+                    "deleted outside a run folder: put the file or folder itself in its place."
+                )
+
+
 def sweep(folder: Path) -> None:
     """Remove what a kill in the middle of `write_whole` left behind in a run folder."""
     for where in (folder, folder / CHECKPOINTS):

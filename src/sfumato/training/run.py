@@ -114,7 +114,8 @@ def resume(
 
     Guarantee: The recipe, the training data, sigma, C and the sampling rate must be those of the
     ledger's first line; whatever differs is named and the run refused. Steps are repeated only with
-    the noise that they had, and what the first attempt at them has left behind is removed.
+    the noise that they had, and what the first attempt at them has left behind is removed. Nothing
+    outside the run folder is written or deleted.
 
     Args:
         folder: The run.
@@ -129,6 +130,7 @@ def resume(
     folder = Path(folder)
     if not (folder / files.LEDGER).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {files.LEDGER}.")
+    files.refuse_links(folder)
     with Ledger.open(folder / files.LEDGER) as ledger:
         trust = files.trust(trust_code, folder)
         return _resume(folder, ledger, changes or {}, root, device, reporter, trust)

@@ -187,6 +187,7 @@ def _in_words(values: Sequence[Any]) -> str:
 def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
     """Trials that the folder holds, which must be of the same recipe; a new folder is made."""
     asked = {"recipe": base.to_dict(), "cheaper": cheaper}
+    files.refuse_links(out)
     with alone(out, wait=True):
         if not (out / ASKED).is_file():
             files.check_free(out)
