@@ -11,7 +11,7 @@ import pytest
 import sfumato
 
 HOUSE = Path(sfumato.__file__).parent
-ANYONE = {"errors", "version", "locking", "jsonlines", "newfile"}
+ANYONE = {"errors", "version", "locking", "jsonlines", "newfile", "text"}
 BELOW = {
     "nn": set(),
     "kernels": set(),

@@ -10,9 +10,10 @@ import sys
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
+from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UntrustedCodeError, UserError
 from sfumato.loading import loading
 
@@ -31,7 +32,7 @@ class _Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            typer.echo("Stopped.", err=True)
+            echo("Stopped.", err=True)
             raise typer.Exit(130) from None
 
 
@@ -49,7 +50,7 @@ def _version(show: bool) -> None:
     if show:
         from sfumato import version
 
-        typer.echo(f"sfumato {version.of()}")
+        echo(f"sfumato {version.of()}")
         raise typer.Exit
 
 
@@ -83,9 +84,8 @@ for _verb in VERBS:
 
 
 def _say(sentence: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"[bold red]error:[/] {sentence.replace('[', chr(92) + '[')}"
-    )
+    words = Text.assemble(("error:", "bold red"), " ", sentence)
+    Terminal(stderr=True, highlight=False, soft_wrap=True).print(words)
 
 
 def main() -> None:

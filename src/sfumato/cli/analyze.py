@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato import newfile
+from sfumato.cli.terminal import Terminal, echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
 
@@ -71,9 +72,9 @@ def analyze(
     written = _write(found, parts, out, picture)
     _show(found, parts)
     for path in written:
-        typer.echo(f"Written: {path}")
+        echo(f"Written: {path}")
     if interrupted:
-        typer.echo(f"Interrupted: {interrupted} and what follows it are not shown.", err=True)
+        echo(f"Interrupted: {interrupted} and what follows it are not shown.", err=True)
         raise typer.Exit(130)
     if all(part in one.missing for one in found for part in parts):
         raise UserError("Nothing could be analysed, for the reasons above.")
@@ -94,7 +95,7 @@ def _open(
     same_data(opened)
     for run in opened:
         for note in run.notes:
-            typer.echo(f"Note: {note}", err=True)
+            echo(f"Note: {note}", err=True)
     return opened
 
 
@@ -114,25 +115,24 @@ def _measure(
                 doing = f"{part} of {run.folder}"
                 measure(found[-1], part)
             for note in run.notes[said:]:
-                typer.echo(f"Note: {note}", err=True)
+                echo(f"Note: {note}", err=True)
     except KeyboardInterrupt:
         return found, doing
     return found, ""
 
 
 def _show(found: list[Analysis], parts: tuple[str, ...]) -> None:
-    from rich.console import Console
 
     from sfumato.cli.analyze_tables import tables
 
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     for block in tables(found, parts):
         console.print(block)
     for one in found:
         for part, reason in one.missing.items():
-            typer.echo(f"No {part} for {one.run.folder}: {reason}", err=True)
+            echo(f"No {part} for {one.run.folder}: {reason}", err=True)
         if one.warning:
-            typer.echo(f"Warning: {one.run.folder}: {one.warning}", err=True)
+            echo(f"Warning: {one.run.folder}: {one.warning}", err=True)
 
 
 def _write(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def bench(
         from sfumato.bench.render import render as write
 
         for path in write(Path()):
-            typer.echo(path)
+            echo(path)
         return
     _check_files(out, picture, resume=resume)
 
@@ -177,28 +178,27 @@ def _measure(
         raise
     _show(record)
     if picture is not None and resume and picture.exists():
-        typer.echo(f"picture: {picture} was there already and is kept")
+        echo(f"picture: {picture} was there already and is kept")
     elif picture is not None and (record.finished or not resume):
         _draw(record, picture)
-        typer.echo(f"picture: {picture}")
+        echo(f"picture: {picture}")
     if out is not None:
-        typer.echo(f"record: {out}")
+        echo(f"record: {out}")
     if not record.finished:
         _say_cut(out)
 
 
 def _say_cut(out: Path | None) -> None:
     if out is not None:
-        typer.echo(f"What was measured is in {out}. Go on by the same command with --resume.")
+        echo(f"What was measured is in {out}. Go on by the same command with --resume.")
 
 
 def _show(record: Record) -> None:
-    from rich.console import Console
 
     from sfumato.bench import table
     from sfumato.bench.targets import verdicts
 
-    console = Console(highlight=False, width=None if Console().is_terminal else 200)
+    console = Terminal(highlight=False, width=None if Terminal().is_terminal else 200)
     console.print()
     console.print(record.where(), markup=False)
     console.print(table.measurements_table(record.measurements))
@@ -218,7 +218,6 @@ def _draw(record: Record, path: Path) -> None:
 
 
 def _profile(case: Case, where: torch.device, out: Path | None) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from sfumato.bench import profiling
@@ -230,9 +229,9 @@ def _profile(case: Case, where: torch.device, out: Path | None) -> None:
         table.add_column(column, justify="right" if i else "left")
     for row in profiling.rows(found):
         table.add_row(*row)
-    console = Console(highlight=False, width=None if Console().is_terminal else 140)
+    console = Terminal(highlight=False, width=None if Terminal().is_terminal else 140)
     for sentence in profiling.lines(found):
         console.print(sentence)
     console.print(table)
     if out is not None:
-        typer.echo(f"record: {out}")
+        echo(f"record: {out}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def budget(
     else:
         _print_table(setting, question, name, answers, spent)
         if plot is not None:
-            typer.echo(f"Picture: {plot}")
+            echo(f"Picture: {plot}")
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,6 @@ def _print_table(
     answers: dict[AccountantName, float | int | None],
     spent: dict[AccountantName, float],
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from sfumato.cli.budget_picture import rounded_up
@@ -255,7 +255,7 @@ def _print_table(
         shown = _format(question, answers[chosen])
         label = {"noise": f"σ = {shown}", "steps": f"{shown} steps", "batch": f"batch {shown}"}
         table.add_row(f"ε with {label[question]}", *(rounded_up(spent[name]) for name in answers))
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     console.print(table)
     console.print(
         f"N = {setting.examples} examples, expected batch {setting.batch} (q = {step.q:.4g}), "
@@ -299,4 +299,4 @@ def _print_json(
         "neighbouring": RELATION,
         "sampling": "poisson",
     }
-    typer.echo(json.dumps(content, indent=2))
+    echo(json.dumps(content, indent=2))

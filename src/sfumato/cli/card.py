@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from sfumato import newfile
+from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
 
@@ -50,8 +51,8 @@ def card(
         [found], data=data, root=data_root, device=pick_device(device), trust_code=trust_code
     )
     for remark in (*found.problems, *([measured.missing] if measured.missing else [])):
-        typer.echo(f"Note: {remark}", err=True)
+        echo(f"Note: {remark}", err=True)
     text = write_card(found, measured)
     with newfile.writing(out) as file:
         file.write(text.encode("utf-8", errors="replace"))
-    typer.echo(f"Written: {out}")
+    echo(f"Written: {out}")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato.cli.terminal import Terminal, echo
+
 if TYPE_CHECKING:
     from sfumato.data import Dataset
 
@@ -50,9 +52,9 @@ def list_sets(data_root: Path | None = _ROOT) -> None:
         )
     show_table(table)
     searched = ", ".join(str(place) for place in locate.places(data_root))
-    typer.echo(f"\nSearched: {searched}")
-    typer.echo("Get one with `sfumato data get NAME`. A folder of images or an .npz works as well.")
-    typer.echo(f"{DRAWN}: images drawn at random, to begin with; `sfumato data show {DRAWN}`.")
+    echo(f"\nSearched: {searched}")
+    echo("Get one with `sfumato data get NAME`. A folder of images or an .npz works as well.")
+    echo(f"{DRAWN}: images drawn at random, to begin with; `sfumato data show {DRAWN}`.")
 
 
 def show(
@@ -95,7 +97,7 @@ def show(
     _describe(dataset)
     if picture is not None:
         save_sheet(dataset, picture)
-        typer.echo(f"Samples: {picture}")
+        echo(f"Samples: {picture}")
 
 
 def _show_drawn(channels: int, picture: Path | None) -> None:
@@ -104,35 +106,34 @@ def _show_drawn(channels: int, picture: Path | None) -> None:
     from sfumato.data.picture import save_sheet
 
     check_channels(channels)
-    typer.echo(
+    echo(
         f"{DRAWN}: images that the program draws at random, to start private training from where "
         f"there are no public images. `sfumato pretrain --data {DRAWN}` trains on them."
     )
     if picture is not None:
         save_sheet(samples(channels=channels), picture)
-        typer.echo(f"Samples: {picture}")
+        echo(f"Samples: {picture}")
 
 
 def _describe(dataset: Dataset) -> None:
     import numpy as np
-    from rich.console import Console
     from rich.table import Table
 
     parts = dataset.parts()
-    typer.echo(f"{dataset.name}, from {dataset.source}")
+    echo(f"{dataset.name}, from {dataset.source}")
     counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items())
-    typer.echo(f"Images: {counts}")
+    echo(f"Images: {counts}")
     height, width = dataset.size
     kind = dataset.train.images.dtype.name
-    typer.echo(f"Size: {dataset.channels}×{height}×{width} (channels×height×width), {kind}")
-    typer.echo(f"Normalisation (constants): mean {dataset.mean}, deviation {dataset.std}")
-    typer.echo(f"Fingerprint of train: {dataset.fingerprint()}")
+    echo(f"Size: {dataset.channels}×{height}×{width} (channels×height×width), {kind}")
+    echo(f"Normalisation (constants): mean {dataset.mean}, deviation {dataset.std}")
+    echo(f"Fingerprint of train: {dataset.fingerprint()}")
     for note in dataset.notes:
-        typer.echo(f"Note: {note}")
+        echo(f"Note: {note}")
     if dataset.skipped:
-        typer.echo(f"Skipped as unreadable: {len(dataset.skipped)}")
+        echo(f"Skipped as unreadable: {len(dataset.skipped)}")
         for path in dataset.skipped:
-            typer.echo(f"  {path}")
+            echo(f"  {path}")
     table = Table(box=None, pad_edge=False)
     table.add_column("class")
     for name in parts:
@@ -141,11 +142,11 @@ def _describe(dataset: Dataset) -> None:
     per_class = [np.bincount(part.labels, minlength=classes) for part in parts.values()]
     for label, name in enumerate(dataset.classes[:_LONGEST_CLASS_TABLE]):
         table.add_row(name, *(f"{count[label]:,}" for count in per_class))
-    typer.echo()
-    Console(highlight=False, markup=False).print(table)
+    echo()
+    Terminal(highlight=False, markup=False).print(table)
     if classes > _LONGEST_CLASS_TABLE:
         low, high = per_class[0].min(), per_class[0].max()
-        typer.echo(f"… {classes} classes in all, with {low:,} to {high:,} training images each.")
+        echo(f"… {classes} classes in all, with {low:,} to {high:,} training images each.")
 
 
 def forget() -> None:
@@ -156,7 +157,7 @@ def forget() -> None:
     from sfumato.data import cache, locate
 
     freed = cache.forget(locate.cache_folder())
-    typer.echo(f"Removed {freed / 2**20:,.1f} MiB of decoded images.")
+    echo(f"Removed {freed / 2**20:,.1f} MiB of decoded images.")
 
 
 def get(
@@ -169,7 +170,7 @@ def get(
     from sfumato.data import download
 
     folder = download.get(name, to=to, say=typer.echo)
-    typer.echo(f"{name} is ready in {folder}.")
+    echo(f"{name} is ready in {folder}.")
     if to is not None:
         place = shlex.quote(str(to))
-        typer.echo(f"Use it with --data-root {place} or SFUMATO_DATA={place}.")
+        echo(f"Use it with --data-root {place} or SFUMATO_DATA={place}.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sfumato.cli.terminal import Terminal, echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
 
@@ -64,21 +65,21 @@ def evaluate(
     folder = _output_folder(out or (run if run.is_dir() else run.parent))
     dataset = _dataset(run, classifier.description, data, data_root, skip_unreadable)
     for remark in _remarks(dataset, data, split):
-        typer.echo(remark, err=True)
+        echo(remark, err=True)
     evaluation = _evaluated(classifier, dataset, split)
     warning = _warning(classifier.description, split, own=data is None)
     content = _content(run, classifier.description, dataset, split, evaluation, warning)
     title = f"{classifier.description.model} on {dataset.name}, {split.value}"
     if as_json:
-        typer.echo(json.dumps(content, indent=2))
+        echo(json.dumps(content, indent=2))
     else:
         _show(evaluation, title)
     if warning:
-        typer.echo(warning, err=True)
+        echo(warning, err=True)
     if warning and data is None:
         title += " (not covered by the privacy guarantee)"
     for path in _write(folder, content, evaluation, title):
-        typer.echo(f"Written: {path}", err=as_json)
+        echo(f"Written: {path}", err=as_json)
 
 
 def _dataset(
@@ -236,12 +237,11 @@ def _claim(folder: Path) -> tuple[Path, Path]:
 
 
 def _show(evaluation: Evaluation, title: str) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     e = evaluation
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     console.print(Text(title, style="bold"), soft_wrap=True)
     lines = [("images", str(e.n)), ("accuracy", _percent(e.accuracy))]
     if len(e.classes) > 5:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+
+from sfumato.cli.terminal import Terminal
 
 _WIDEST = 10_000
 
@@ -19,12 +20,12 @@ def show(table: Table) -> None:
     names = table.columns[0]
     names.no_wrap = True
     names.min_width = max((cell_len(str(name)) for name in names.cells), default=1)
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     if console.is_terminal:
         console.print(table)
         return
     options = console.options.update(width=_WIDEST)
-    wide = Console(highlight=False, width=Measurement.get(console, options, table).maximum)
+    wide = Terminal(highlight=False, width=Measurement.get(console, options, table).maximum)
     with wide.capture() as captured:
         wide.print(table)
     for line in captured.get().splitlines():

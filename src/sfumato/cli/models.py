@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato.cli.terminal import Terminal, echo
+
 if TYPE_CHECKING:
     from sfumato.models import ModelInfo
 
@@ -46,8 +48,8 @@ def list_models() -> None:
             entry.paper,
         )
     show_table(table)
-    typer.echo(f"\nAlso names of the form {', '.join(models.patterns())}.")
-    typer.echo("MACs: multiply-accumulates per image. More on one with `sfumato models show NAME`.")
+    echo(f"\nAlso names of the form {', '.join(models.patterns())}.")
+    echo("MACs: multiply-accumulates per image. More on one with `sfumato models show NAME`.")
 
 
 def show(
@@ -58,8 +60,8 @@ def show(
     set_: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="A model's option."),
 ) -> None:
     """Show a model: its paper, its options, its layers."""
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from sfumato import models
 
@@ -71,7 +73,7 @@ def show(
     counted = models.summary_of(
         name, classes=classes, channels=channels, size=side, options=options
     )
-    console = Console(highlight=False, markup=False)
+    console = Terminal(highlight=False, markup=False)
     console.print(name)
     if entry:
         _describe(console.print, entry)
@@ -85,7 +87,7 @@ def show(
         shape = "×".join(map(str, layer.output))
         count = f"{layer.parameters:,}" if layer.parameters else ""
         macs = f"{layer.macs:,}" if layer.macs else ""
-        table.add_row(layer.name, layer.kind, shape, count, macs)
+        table.add_row(Text(layer.name), Text(layer.kind), shape, count, macs)
     console.print(table)
     images = "×".join(map(str, (channels, *side)))
     published = f" (published: {_published(entry)})" if entry and entry.parameters else ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato.cli.plan_picture import Choice, draw, short
+from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,11 +72,11 @@ def plan(
     if json:
         import json as writer
 
-        typer.echo(writer.dumps([asdict(c) for c in found], indent=1))
+        echo(writer.dumps([asdict(c) for c in found], indent=1))
     else:
         _print_table(found, f"ε = {epsilon:g}, δ = {delta:g}, N = {n}, by {name.upper()}")
         if plot is not None:
-            typer.echo(f"Picture: {plot}")
+            echo(f"Picture: {plot}")
 
 
 def default_batches(examples: int) -> list[int]:
@@ -127,10 +128,9 @@ def _check(batches: Sequence[int], counts: Sequence[int], views: int, examples: 
 
 def _watched(wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The places of the grid, with a bar on a terminal's stderr."""
-    from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     yield from track(
         wanted,
         description="solving for the noise",
@@ -141,7 +141,6 @@ def _watched(wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _print_table(found: Sequence[Choice], title: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     best = max(c.signal_to_noise for c in found)
@@ -161,7 +160,7 @@ def _print_table(found: Sequence[Choice], title: str) -> None:
             f"{short(c.views)}",
             end_section=i + 1 < len(found) and found[i + 1].batch != c.batch,
         )
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     console.print(table)
     console.print(
         "σ/B is the noise on the mean gradient in units of C; B/σ is the signal-to-noise of a step "

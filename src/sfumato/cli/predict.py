@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from sfumato import newfile
+from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.text import printable
 
 if TYPE_CHECKING:
     from sfumato.analysis import Prediction
@@ -73,7 +75,7 @@ def predict(
 
     def note(file: Path, reason: str) -> None:
         skipped.append(file)
-        typer.echo(f"Skipped: {file} ({reason})", err=True)
+        echo(f"Skipped: {file} ({reason})", err=True)
 
     predictions = predict_files(
         classifier, files, top=top, skipped=note if skip_unreadable else None
@@ -81,9 +83,9 @@ def predict(
     with _destination(out) as stream:
         _write(_watched(predictions, len(files), shown=out is not None), stream, format, top)
     if skipped:
-        typer.echo(f"{len(skipped)} of {len(files)} images could not be read.", err=True)
+        echo(f"{len(skipped)} of {len(files)} images could not be read.", err=True)
     if out is not None:
-        typer.echo(f"Written: {out} ({len(files) - len(skipped)} images)", err=True)
+        echo(f"Written: {out} ({len(files) - len(skipped)} images)", err=True)
 
 
 def _watched(predictions: Iterator[Prediction], total: int, *, shown: bool) -> Iterator[Prediction]:
@@ -99,7 +101,9 @@ def _watched(predictions: Iterator[Prediction], total: int, *, shown: bool) -> I
             advance(1)
 
 
-def _write(predictions: Iterable[Prediction], stream: TextIO, format: Format, top: int) -> None:
+def _write(
+    predictions: Iterable[Prediction], stream: TextIO | io.TextIOBase, format: Format, top: int
+) -> None:
     """One line per prediction as it comes, and nothing before the first has come."""
     if format is Format.json:
         separator = "["
@@ -131,13 +135,20 @@ def _record(prediction: Prediction) -> dict[str, object]:
     return record | {"top": ranked} if len(ranked) > 1 else record
 
 
+class _OnTerminal(io.TextIOBase):
+    """A terminal, on which names are shown and not obeyed."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(printable(text))
+
+
 @contextlib.contextmanager
-def _destination(out: Path | None) -> Iterator[TextIO]:
+def _destination(out: Path | None) -> Iterator[TextIO | io.TextIOBase]:
     """Stdout, or a new file that appears whole when everything went well."""
     if out is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="surrogateescape")
-        yield sys.stdout
+        yield _OnTerminal() if sys.stdout.isatty() else sys.stdout
         sys.stdout.flush()
         return
     with newfile.writing(out) as file:

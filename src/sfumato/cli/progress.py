@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
+from sfumato.cli.terminal import Terminal, echo
 from sfumato.privacy.statement import upwards
 from sfumato.training.reporter import Progress, Reporter
 
-console = Console(highlight=False)
+console = Terminal(highlight=False)
 
 
 def _duration(seconds: float) -> str:
@@ -60,7 +61,8 @@ class _AsLines:
         self._begun = self._last = 0.0
 
     def say(self, message: str) -> None:
-        print(message, flush=True)
+        echo(message)
+        sys.stdout.flush()
 
     def show(self, progress: Progress) -> None:
         now = time.monotonic()

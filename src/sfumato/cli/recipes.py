@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from sfumato import newfile
+from sfumato.cli.terminal import Terminal, echo
 
 _ROOM = 110
 """A narrower terminal shows a line for each recipe, with as much of its description as fits."""
@@ -24,14 +25,13 @@ def register(app: typer.Typer) -> None:
 
 def list_recipes() -> None:
     """A table of the packaged recipes: those for everybody, our own, then the papers'."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from sfumato import recipes
     from sfumato.cli.listing import show as show_table
 
-    console = Console()
+    console = Terminal()
     cut = console.is_terminal and console.width < _ROOM
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "ε") if cut else ("name", "data", "model", "ε"):
@@ -54,7 +54,7 @@ def show(recipe: str = typer.Argument(help="A packaged recipe or a recipe file."
     """Print a recipe, complete, with the meaning of every setting."""
     from sfumato import recipes
 
-    typer.echo(recipes.find(recipe).to_toml(), nl=False)
+    echo(recipes.find(recipe).to_toml(), nl=False)
 
 
 def copy(
@@ -73,4 +73,4 @@ def copy(
     newfile.check(to, option="name")
     with newfile.writing(to, option="name") as file:
         file.write(text.encode())
-    typer.echo(f"Wrote {to}. Train with it: sfumato train {shlex.quote(str(to))}{data}")
+    echo(f"Wrote {to}. Train with it: sfumato train {shlex.quote(str(to))}{data}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from sfumato import newfile
+from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 
 
@@ -58,8 +59,8 @@ def report(
     )  # fmt: skip
     for run, result in zip(found, measured, strict=True):
         for remark in (*run.problems, *([result.missing] if result.missing else [])):
-            typer.echo(f"Note: {run.name}: {remark}", err=True)
+            echo(f"Note: {run.name}: {remark}", err=True)
     text = page(found, measured, title=title, shareable=shareable)
     with newfile.writing(out) as file:
         file.write(text.encode("utf-8", errors="replace"))
-    typer.echo(f"Written: {out}")
+    echo(f"Written: {out}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato.cli.parts import parse_part
+from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _render(results: Path, docs: Path) -> None:
     if not results.is_dir():
         raise UserError(f"There is no folder of results at {results}: --results names another.")
     written = render(results, docs)
-    typer.echo(f"Wrote {len(written)} files to {docs} from {results}.")
+    echo(f"Wrote {len(written)} files to {docs} from {results}.")
 
 
 def _say_entry(entry: Entry, say: Callable[[str], None]) -> None:
@@ -187,7 +188,6 @@ def _say_outcome(outcome: Outcome, asked: int, say: Callable[[str], None]) -> No
 
 
 def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from sfumato.cli.listing import show as show_table
@@ -195,7 +195,7 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
     from sfumato.reproduce.rows import PAPERS
     from sfumato.reproduce.tables import summary, verdict
 
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     entries = ledger.read(results)
     for paper in PAPERS:
         mine = [row for row in rows if row.paper == paper.key]

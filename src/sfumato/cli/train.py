@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 from sfumato.errors import UserError
@@ -179,6 +180,7 @@ def watch(
                     f"Stopped after step {stopped.step}; everything is saved. Go on with:\n"
                     f"  sfumato train --resume {shlex.quote(str(stopped.folder))}{again}",
                     soft_wrap=True,
+                    markup=False,
                 )
                 raise typer.Exit(128 + stopped.signal) from None
         _say_result(result)
@@ -196,9 +198,9 @@ def _interruptible(name: str, out: Path | None, resumed: Path | None, again: str
         left = [resumed] if resumed else sorted(begun(name, out) - before)
         if left:
             folder = shlex.quote(str(left[0]))
-            typer.echo(f"Stopped. Go on with: sfumato train --resume {folder}{again}", err=True)
+            echo(f"Stopped. Go on with: sfumato train --resume {folder}{again}", err=True)
         else:
-            typer.echo("Stopped before training began.", err=True)
+            echo("Stopped before training began.", err=True)
         raise typer.Exit(130) from None
 
 
@@ -279,4 +281,4 @@ def _say_result(result: Result) -> None:
             console.print(f"{name} [bold]{100 * accuracy:.2f} %[/]", highlight=False)
     console.print(f"privacy        {spent}", highlight=False, soft_wrap=True)
     console.print(f"time           {result.seconds:.1f} s, {result.steps} steps", highlight=False)
-    console.print(f"files          {result.folder}", highlight=False, soft_wrap=True)
+    console.print(f"files          {result.folder}", highlight=False, soft_wrap=True, markup=False)

@@ -59,6 +59,7 @@ def tune(
     epsilon: the sentence printed at the end belongs into the recipe, so that the statement says it.
     """
     from rich.table import Table
+    from rich.text import Text
 
     from sfumato.cli.progress import console, watched
     from sfumato.pictures import trials as picture
@@ -77,13 +78,14 @@ def tune(
     def after(trial: Trial) -> None:
         words = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())
         ended = trial.note or f"{100 * trial.accuracy:.2f} %"
-        console.print(f"{trial.folder}: {words}: {ended}", highlight=False, soft_wrap=True)
+        line = f"{trial.folder}: {words}: {ended}"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     others: list[str] = []
 
     def elsewhere(folder: str) -> None:
         others.append(folder)
-        console.print(f"{folder}: another process is making it.", highlight=False)
+        console.print(f"{folder}: another process is making it.", highlight=False, markup=False)
 
     try:
         found = tuning.tune(
@@ -95,7 +97,8 @@ def tune(
         console.print("Stopped; the same command goes on from here.")
         raise typer.Exit(128 + stopped.signal) from None
     if not found:
-        console.print(f"No run of {out} has ended yet; the same command shows them once they have.")
+        words = f"No run of {out} has ended yet; the same command shows them once they have."
+        console.print(words, markup=False)
         return
     ranked = sorted(found, key=lambda trial: -trial.accuracy)
     names = list(tuning.tried_of(found))
@@ -106,7 +109,8 @@ def tune(
         spent = "–" if trial.epsilon is None else upwards(trial.epsilon, places=2)
         result = "diverged" if trial.note else f"{100 * trial.accuracy:.2f} %"
         values = [str(trial.settings.get(name, "")) for name in names]
-        table.add_row(*values, result, spent, f"{trial.seconds:.0f}", trial.folder)
+        cells = (*values, result, spent, f"{trial.seconds:.0f}", trial.folder)
+        table.add_row(*map(Text, cells))
     console.print(table)
     path = out / "trials.png"
     picture.draw(
@@ -156,4 +160,5 @@ def tune(
         f"\nBest: {options}\nFor the statement: --set privacy.tuned={words}\nPicture: {path}",
         highlight=False,
         soft_wrap=True,
+        markup=False,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,18 +59,17 @@ def verify(
 
     Exit status 0 if everything holds, 1 if not, 2 for a mistake in the command.
     """
-    from rich.console import Console
 
     from sfumato import models
 
     if FilePath(model).is_dir():
         from sfumato.cli.verify_run import show as show_run
 
-        show_run(FilePath(model), Console(highlight=False))
+        show_run(FilePath(model), Terminal(highlight=False))
         return
     usual = (3, 32, 32) if ":" in model else models.info(model).input
     shape = usual if input is None else _shape(input)
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     if plan:
         from sfumato.cli.verify_plan import show
 
@@ -142,7 +142,7 @@ def _run(
             classes=classes,
             batch=batch,
             seed=seed,
-            tell=lambda stage: typer.echo(f"checking {stage}", err=True),
+            tell=lambda stage: echo(f"checking {stage}", err=True),
         )
     with console.status("checking") as status:
         return engine.verify(

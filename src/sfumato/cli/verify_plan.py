@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def show(
                 text = f"{cost:.2f}, {layer.bytes(way, examples) / 2**20:,.0f}"
             cells.append(f"[bold]{text}[/]" if way == ways[layer.name] else text)
         size = "×".join(map(str, (layer.filters, layer.channels, *layer.at.kernel)))
-        table.add_row(layer.name, size, str(layer.positions), ways[layer.name], *cells)
+        table.add_row(escape(layer.name), size, str(layer.positions), ways[layer.name], *cells)
     console.print(table)
     total = sum(layer.seconds(ways[layer.name], examples) for layer in layers) * 1e3
     kept = sum(layer.bytes(ways[layer.name], examples) for layer in layers) / 2**30

@@ -20,6 +20,8 @@ from sfumato.report.detail import without_seed
 from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import Run
 from sfumato.report.words import percent
+from sfumato.text import plain_markdown as _plain
+from sfumato.text import printable, quoted_markdown
 from sfumato.training.files import WEIGHTS
 
 _TAGS = ("image-classification", "differential-privacy", "dp-sgd", "pytorch", "sfumato")
@@ -127,7 +129,7 @@ def _intended(run: Run) -> str:
 
 
 def _privacy(run: Run) -> str:
-    parts = [f"> {_no_html(line)}" for line in guarantee.warnings(run)]
+    parts = [f"> {quoted_markdown(' '.join(line.split()))}" for line in guarantee.warnings(run)]
     parts.append(_plain(guarantee.in_words(run)))
     rows = "\n".join(
         f"| {_plain(name)} | {_plain(value)} |" for name, value in guarantee.facts(run)
@@ -146,10 +148,10 @@ def _privacy(run: Run) -> str:
             parts += [f"### {title}", _no_html(chapter)]
     start = run.chapter("Where the first weights came from")
     if start:
-        parts += ["### Where the first weights came from", _no_html(start)]
+        parts += ["### Where the first weights came from", quoted_markdown(start)]
     lines = guarantee.not_covered(run)
     if lines:
-        parts += ["### Not covered", "\n".join(f"- {_no_html(line)}" for line in lines)]
+        parts += ["### Not covered", "\n".join(f"- {quoted_markdown(line)}" for line in lines)]
         parts += [
             "### Tuning",
             "[Say how the settings were chosen: on public data, or how many runs on these images "
@@ -189,7 +191,7 @@ def _training(run: Run, measured: Measured) -> str:
     if run.seconds is not None:
         rows.append(("training time", f"{run.seconds / 60:.1f} minutes"))
     table = "\n".join(f"| {_plain(name)} | {_plain(value)} |" for name, value in rows)
-    toml = without_seed(run).to_toml()
+    toml = printable(without_seed(run).to_toml())
     fence = "`" * max(3, 1 + max((len(m) for m in re.findall(r"`+", toml)), default=0))
     return (
         f"| | |\n|---|---|\n{table}\n\n<details><summary>The recipe; <code>sfumato train "
@@ -201,7 +203,7 @@ def _evaluation(run: Run, measured: Measured) -> str:
     e = measured.evaluation
     if e is None:
         reported = "" if run.accuracy is None else f"Test accuracy: {100 * run.accuracy:.2f} %.\n\n"
-        return f"{reported}{measured.missing}"
+        return f"{reported}{_plain(measured.missing)}"
     rows = [
         ("accuracy", f"{100 * e.accuracy:.2f} %"),
         ("balanced accuracy", f"{100 * e.balanced_accuracy:.2f} %"),
@@ -251,14 +253,3 @@ def _limitations(run: Run, measured: Measured) -> str:
         )
     lines.append("Accuracy on other images than those of the test set is not known.")
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _no_html(text: str) -> str:
-    """Markdown of the statement's, in which a name may look like HTML."""
-    return text.replace("<", "&lt;")
-
-
-def _plain(text: str) -> str:
-    """A name that is neither Markdown nor HTML."""
-    text = " ".join(text.split())
-    return re.sub(r"([\\`*_{}\[\]<>#|!$~&])", r"\\\1", text)

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sfumato.text import printable
+
 
 class Safe(str):
     """Markup that was made here, as against text that came from elsewhere."""
@@ -22,6 +24,7 @@ class Safe(str):
 
 Child = str | Safe | None
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
+_WAITING = 0xF000
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -29,7 +32,7 @@ def escape(text: object) -> Safe:
     """Text as markup that shows it; characters that no document may hold become `�`."""
     if isinstance(text, Safe):
         return text
-    return Safe(html.escape(_NOT_XML.sub("\ufffd", str(text))))
+    return Safe(html.escape(printable(_NOT_XML.sub("\ufffd", str(text)))))
 
 
 def element(name: str, attributes: Mapping[str, Any] | None = None, *children: Child) -> Safe:
@@ -143,10 +146,13 @@ def markdown(text: str, *, level: int = 4) -> Safe:
 
 def inline(text: str) -> Safe:
     """A line with bold and code, without a paragraph around it."""
-    safe: str = escape(text)
+    # What is escaped is no markup: it waits in the private use area until markup is found.
+    text = re.sub(r"\\([!-/:-@\[-`{-~])", lambda m: chr(_WAITING + ord(m[1])), text)
+    safe: str = escape(html.unescape(text))
     safe = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe, flags=re.DOTALL)
     safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", safe)
-    return Safe(safe)
+    waiting = f"[{chr(_WAITING + 0x21)}-{chr(_WAITING + 0x7E)}]"
+    return Safe(re.sub(waiting, lambda m: escape(chr(ord(m[0]) - _WAITING)), safe))
 
 
 def _short(value: object) -> object:

@@ -23,6 +23,7 @@ from sfumato.privacy import accounting
 from sfumato.privacy.accounting import ACCOUNTANTS, AccountantName, Step, merge
 from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe, differences, from_record
+from sfumato.text import without_markdown
 from sfumato.training import files, metrics
 from sfumato.training.classifier import read_weights
 from sfumato.training.start import Origin
@@ -159,7 +160,7 @@ class Run:
             return "none"
         found = re.search(r"^\| clipping \| (.*) \|$", self.statement, flags=re.MULTILINE)
         p = self.recipe.privacy
-        return found[1] if found else f"{p.clipping}, C = {p.clip:g}"
+        return without_markdown(found[1]) if found else f"{p.clipping}, C = {p.clip:g}"
 
     def chapter(self, title: str) -> str:
         """A part of the privacy statement by its heading; empty if there is none."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sfumato.errors import UserError
-from sfumato.models import Trust
+
+if TYPE_CHECKING:
+    from sfumato.models import Trust
 
 RECIPE = "recipe.toml"
 LEDGER = "ledger.jsonl"
@@ -60,6 +64,8 @@ def trust(names: Iterable[str], source: Path | None = None) -> Trust:
         names: Modules, or models as `package.module:function`, that the user named.
         source: The file or run folder that is read; None for a recipe.
     """
+    from sfumato.models import Trust
+
     marks = (LEDGER, STATEMENT)
     if source is None:
         return Trust(tuple(names), marks=marks)
@@ -119,7 +125,8 @@ def begun(name: str, out: Path | None) -> set[Path]:
 
 
 def _stem(name: str) -> str:
-    return name.replace("/", "-")
+    """A folder name made of a recipe's, which may hold any character."""
+    return re.sub(r"[^\w.+=-]+", "-", name)[:100] or "run"
 
 
 def check_free(out: Path) -> None:

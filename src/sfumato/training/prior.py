@@ -24,6 +24,7 @@ from sfumato.privacy.composition import Exposure
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.randomness import Randomness
 from sfumato.recipe import Recipe
+from sfumato.text import words_in_markdown
 from sfumato.training import checkpoint, files
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.interrupt import stop_on_signal
@@ -168,7 +169,7 @@ def _statement(prior: Prior, accuracy: float) -> str:
 and on nothing else: no image of any data set, person or place. What starts from it depends on no
 data through it.
 
-- network: {prior.recipe.model.name}
+- network: {words_in_markdown(prior.recipe.model.name)}
 - images: {prior.count:,} of '{dead_leaves.NAME}', {prior.side}×{prior.side} pixels
 - training: {prior.steps:,} steps, each with two views of {prior.batch:,} images
 - result: among {2 * prior.batch - 1:,} others the right view is found for {100 * accuracy:.1f} % of

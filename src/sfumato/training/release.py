@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from sfumato.privacy import accounting
 from sfumato.privacy.accounting import Step, merge
 from sfumato.privacy.composition import Exposure
 from sfumato.privacy.run_statement import Facts, statement
+from sfumato.text import words_in_markdown
 from sfumato.training import files, fill, schedules, start
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.images import split_in_words
@@ -166,23 +167,23 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         steps=loop.ledger.steps,
         taken=loop.step,
         noise_multiplier=plan.noise.multiplier,
-        rule=loop.rule_in_words(),
+        rule=words_in_markdown(loop.rule_in_words()),
         views=loop.views.total,
         averaged=loop.average is not None,
         seeded=loop.randomness.seeded,
         train_metrics=recipe.training.train_metrics,
         validation=len(d.validation) if d.validation is not None else 0,
-        data=recipe.data.name,
+        data=words_in_markdown(recipe.data.name),
         public=recipe.data.public,
-        start=" ".join(filter(None, [origin.words, fill.frozen(loop.model)])),
-        exposures=origin.exposures,
+        start=words_in_markdown(" ".join([origin.words, fill.frozen(loop.model)])),
+        exposures=tuple(replace(e, data=words_in_markdown(e.data)) for e in origin.exposures),
         before=origin.before,
         before_epsilon=start.spent(recipe, origin),
         before_seeded=origin.seeded,
-        before_names=origin.also,
-        before_looked=origin.looked,
+        before_names=tuple(map(words_in_markdown, origin.also)),
+        before_looked=tuple(map(words_in_markdown, origin.looked)),
         schedule=plan.history(loop.ledger.steps) if plan.schedule else (),
         looked=schedules.looks(recipe),
-        tuned=p.tuned,
+        tuned=words_in_markdown(p.tuned),
         split=split_in_words(recipe.data),
     )
