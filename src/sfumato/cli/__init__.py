@@ -88,6 +88,14 @@ def _say(sentence: str) -> None:
     Terminal(stderr=True, highlight=False, soft_wrap=True).print(words)
 
 
+def _too_little_memory(error: Exception) -> str:
+    reason = str(error).splitlines()[0].rstrip(".") if str(error) else ""
+    return (
+        f"There is not enough memory for this{f' ({reason})' if reason else ''}. Use smaller "
+        "images, fewer of them or a smaller model."
+    )
+
+
 def main() -> None:
     """Run the command; a user's mistake is one sentence on stderr and exit status 2.
 
@@ -106,6 +114,14 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)
+    except MemoryError as error:
+        _say(_too_little_memory(error))
+        sys.exit(2)
+    except RuntimeError as error:
+        if "not enough memory" not in str(error) and "allocate memory" not in str(error):
+            raise
+        _say(_too_little_memory(error))
+        sys.exit(2)
     except OSError as error:
         if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             _say(f"Nothing more can be written: {error.strerror}.")

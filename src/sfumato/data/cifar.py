@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.data.imageset import Array, ImageSet
+from sfumato.data.limits import check_unpacked
 from sfumato.errors import UserError
 
 _SIDE = 32
@@ -69,6 +70,7 @@ def _from_tar(archive: Path, folder: str, files: tuple[str, ...]) -> dict[str, b
             for member in tar:
                 content = tar.extractfile(member) if member.name in wanted else None
                 if content is not None:
+                    check_unpacked(archive, member.size)
                     found[wanted[member.name]] = content.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise UserError(f"{archive} cannot be read ({error}): fetch the archive again.") from error

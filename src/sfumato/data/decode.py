@@ -19,6 +19,7 @@ EXTENSIONS = frozenset(
 )
 """File name endings that count as images."""
 
+_MOST_PIXELS = 1 << 27
 _ORIENTATION_TAG = 0x0112
 _GREY_MODES = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"))
 _SIXTEEN_BIT_MODES = frozenset(("I", "I;16", "I;16L", "I;16B", "I;16N"))
@@ -102,6 +103,11 @@ def cover(image: Image.Image, size: tuple[int, int]) -> Image.Image:
         return image
     scale = max(width / image.width, height / image.height)
     scaled = (max(width, round(image.width * scale)), max(height, round(image.height * scale)))
+    if scaled[0] * scaled[1] > max(_MOST_PIXELS, image.width * image.height):
+        raise ValueError(
+            f"{image.width}×{image.height} pixels are too long and narrow: to cover "
+            f"{width}×{height} they would be scaled to {scaled[0]}×{scaled[1]}; cut it first"
+        )
     image = image.resize(scaled, Image.Resampling.BILINEAR)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))
@@ -171,6 +177,8 @@ def _to_bytes(image: Image.Image, *, grey: bool) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{str(error).split(',')[0]}; scale it down with another program"
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or damaged at its beginning"
     if isinstance(error, OSError) and error.strerror:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.imageset import Array, ImageSet
+from sfumato.data.limits import check_unpacked
 from sfumato.errors import UserError
 
 _UNSIGNED_BYTE = 0x08
@@ -51,19 +53,25 @@ def _existing(folder: Path, name: str) -> Path:
 def read_idx(path: Path, *, dimensions: int) -> Array:
     """One IDX file of unsigned bytes as an array."""
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            header = file.read(4 + 4 * dimensions)
+            kind = bytes((0, 0, _UNSIGNED_BYTE, dimensions))
+            if len(header) < 4 + 4 * dimensions or header[:4] != kind:
+                raise UserError(
+                    f"{path} is not an IDX file of bytes in {dimensions} dimensions: fetch the "
+                    "file again."
+                )
+            shape = struct.unpack(f">{dimensions}I", header[4:])
+            expected = math.prod(shape)
+            check_unpacked(path, expected)
+            raw = file.read(expected)
+            more = bool(file.read(1))
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}): fetch the file again.") from error
-    header = 4 + 4 * dimensions
-    if len(raw) < header or raw[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
-        raise UserError(
-            f"{path} is not an IDX file of bytes in {dimensions} dimensions: fetch the file again."
-        )
-    shape = struct.unpack(f">{dimensions}I", raw[4:header])
-    expected = int(np.prod(shape, dtype=object))
-    if len(raw) - header != expected:
+    if len(raw) != expected or more:
+        found = "more" if more else len(raw)
         raise UserError(
             f"{path} is damaged: it should hold {expected} bytes after its header and holds "
-            f"{len(raw) - header}. Fetch the file again."
+            f"{found}. Fetch the file again."
         )
-    return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape).copy()
+    return np.frombuffer(raw, dtype=np.uint8).reshape(shape).copy()

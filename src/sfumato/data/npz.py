@@ -7,9 +7,11 @@ as ``train_images, train_labels, val_images, ...`` (as in MedMNIST); or ``images
 
 from __future__ import annotations
 
+import io
+import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 from sfumato.data.catalogue import HALF
 from sfumato.data.decode import depth_note, eight_bits
 from sfumato.data.imageset import Array, Dataset, ImageSet
+from sfumato.data.limits import check_unpacked
 from sfumato.data.split import Rule
 from sfumato.errors import UserError
 
@@ -113,10 +116,8 @@ def _load(path: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     name = ""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise UserError(f"{path} holds a single array: save images and labels in an .npz.")
-        with loaded as archive:
+        _check_size(path)
+        with np.load(path, allow_pickle=False) as archive:
             for name in archive.files:
                 arrays[name] = archive[name]
     except ValueError as error:
@@ -129,6 +130,38 @@ def _load(path: Path) -> dict[str, Array]:
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({_first(error)}): save it again.") from error
     return arrays
+
+
+def _check_size(path: Path) -> None:
+    """Refuse, by what its headers say, a file that holds less than it claims or far too much."""
+    with open(path, "rb") as file:
+        if file.read(6) == np.lib.format.MAGIC_PREFIX:
+            raise UserError(f"{path} holds a single array: save images and labels in an .npz.")
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if not member.filename.endswith(".npy"):
+                continue
+            with archive.open(member) as stream:
+                start = io.BytesIO(stream.read(_LONGEST_HEADER))
+            version = np.lib.format.read_magic(start)
+            read = _READERS.get(version)
+            if read is None:
+                raise ValueError(f"a format {version} that is not known")
+            shape, _, kind = read(start)
+            size = math.prod(shape) * kind.itemsize
+            total += size
+            if not kind.hasobject and size > member.file_size:
+                name = member.filename.removesuffix(".npy")
+                raise UserError(f"{path}: '{name}' holds fewer values than its header says.")
+    check_unpacked(path, total)
+
+
+_LONGEST_HEADER = 1 << 16
+_READERS: dict[tuple[int, int], Callable[..., Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def _first(error: Exception) -> str:

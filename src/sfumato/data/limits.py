@@ -1,0 +1,60 @@
+"""Limits on what a file may unpack to, checked before memory is taken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sfumato.errors import UserError
+
+VARIABLE = "SFUMATO_MAX_GIB"
+"""Environment variable: GiB that one data file may unpack to."""
+
+_USUAL = 4.0
+_RATIO = 20
+"""Files of images are rarely packed tighter than this; a file of zeros packs to a thousandth."""
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Refuse a file that would unpack to more than the limit.
+
+    A file may always unpack to twenty times its own size, so that large sets of images need no
+    setting.
+
+    Args:
+        path: The file.
+        size: Bytes that it would take in memory.
+
+    Raises:
+        UserError: If they are too many.
+    """
+    limit = _limit()
+    if size <= max(limit * 2**30, _RATIO * path.stat().st_size):
+        return
+    raise UserError(
+        f"{path} would unpack from {_words(path.stat().st_size)} to {_words(size)} of memory, and "
+        f"the limit is {limit:g} GiB. If that is what it should hold, raise the limit: "
+        f"{VARIABLE}={_rounded_up(size)}."
+    )
+
+
+def _limit() -> float:
+    text = os.environ.get(VARIABLE, "")
+    try:
+        limit = float(text) if text else _USUAL
+    except ValueError:
+        limit = -1.0
+    if not 0 < limit < float("inf"):
+        raise UserError(f"{VARIABLE} is a number of GiB greater than 0, not '{text}'.")
+    return limit
+
+
+def _rounded_up(size: int) -> int:
+    return -(-size // 2**30)
+
+
+def _words(size: int) -> str:
+    for unit, bytes_in_it in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= bytes_in_it:
+            return f"{size / bytes_in_it:,.1f} {unit}"
+    return f"{size} bytes"
