@@ -145,7 +145,7 @@ def _privacy(run: Run) -> str:
         )
     for title in guarantee.CHAPTERS:
         if chapter := run.chapter(title):
-            parts += [f"### {title}", _no_html(chapter)]
+            parts += [f"### {title}", quoted_markdown(chapter)]
     start = run.chapter("Where the first weights came from")
     if start:
         parts += ["### Where the first weights came from", quoted_markdown(start)]
