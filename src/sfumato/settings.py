@@ -105,7 +105,12 @@ class Privacy:
 
     enabled: bool = _setting(True, "false trains without any privacy, for baselines")
     epsilon: float = _setting(3.0, "the budget", above=0)
-    delta: float = _setting(1e-5, "chance outside epsilon; less than 1/examples", above=0, below=1)
+    delta: float = _setting(
+        1e-5,
+        "what probabilities may differ by beyond e^epsilon; well below 1/examples",
+        above=0,
+        below=1,
+    )
     accountant: str = _setting("pld", "what epsilon is computed with", choices=("pld", "rdp"))
     clip: float = _setting(1.0, "C, the largest norm of an example's gradient", above=0)
     noise_multiplier: float | None = _setting(

@@ -153,9 +153,9 @@ def test_a_run_without_privacy(tmp_path: Path) -> None:
 def test_a_seeded_run_is_warned_about(tmp_path: Path) -> None:
     folder = make(tmp_path / "seeded", changes={"training.seed": 987654321})
     shown = made(tmp_path, folder)
-    assert "The noise follows from a seed" in shown and "987654321" in shown
+    assert "the noise follows from a seed" in shown and "987654321" in shown
     hidden = made(tmp_path, folder, shareable=True)
-    assert "The noise follows from a seed" in hidden and "987654321" not in hidden
+    assert "the noise follows from a seed" in hidden and "987654321" not in hidden
 
 
 def test_shareable_leaves_training_batches_out(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 Mechanisms are data. A history is a sequence of `Step`s, each a run of equal Poisson-subsampled
 Gaussian releases, and every number here comes from Google's `dp_accounting` applied to them.
 
-*Guarantee:* all values are for the **add-or-remove-one-example** relation: two data sets are
-neighbours when one has exactly one example more. They are upper bounds, and hold against anyone who
-sees the output of every step, provided that each step draws every example independently with
+*Guarantee:* all values are for the **add-or-remove-one-example** relation at a fixed q: two data
+sets are neighbours when one has exactly one example more. With N and q public, the same values hold
+where an example is replaced by nothing (zero-out). They are upper bounds, and hold against anyone
+who sees the output of every step, provided that each step draws every example independently with
 probability q, that one example moves the released sum by at most one unit (the noise multiplier is
 the noise's standard deviation in these units), and that q and the noise of each step were fixed
 without looking at the data.
