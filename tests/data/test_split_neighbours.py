@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from sfumato.data import Dataset, load
+from sfumato.data.split import Rule, stratified
 
 
 def contents(dataset: Dataset) -> Counter[bytes]:
@@ -92,3 +93,12 @@ def test_folder_without_one_image(tmp_path: Path) -> None:
         path.unlink()
         assert changed(whole, load(root, validation=0.2, cache=False)) <= 1
         path.write_bytes(kept)
+
+
+@pytest.mark.parametrize("rule", ["independent", "stratified"])
+def test_named_data_sets_keep_the_splits_of_recorded_results(rule: Rule) -> None:
+    whole, cut = load("digits"), load("digits", validation=0.05, split_rule=rule)
+    rest, part = stratified(whole.train.labels, 0.05, seed=0, purpose="validation")
+    assert cut.validation is not None
+    assert np.array_equal(cut.validation.images, whole.train.images[part])
+    assert np.array_equal(cut.train.images, whole.train.images[rest])

@@ -1,0 +1,45 @@
+"""A run's statement beside epsilon: how its images were split, and whether delta is small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from short_runs import halves, recipe
+
+from sfumato.settings import Data
+from sfumato.training import files
+from sfumato.training.images import split_in_words
+from sfumato.training.reporter import Silent
+from sfumato.training.run import train
+
+
+class Ear(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.heard.append(message)
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(5e-4, True), (1e-4, False)])
+def test_a_large_delta_is_warned_of_on_the_screen_and_in_the_statement(
+    tmp_path: Path, delta: float, warned: bool
+) -> None:
+    halves(tmp_path)
+    ear = Ear()
+    chosen = recipe(tmp_path, "scans", {"privacy.delta": delta})
+    train(chosen, out=tmp_path / "r", device="cpu", reporter=ear)
+    said = (tmp_path / "r" / files.STATEMENT).read_text()
+    assert any("δ is large for" in message for message in ear.heard) == warned
+    assert ("δ is large for" in said) == warned
+    assert split_in_words(chosen.data) in said
+
+
+def test_how_images_were_split_is_said_as_it_was() -> None:
+    assert "fixed for this data set" in split_in_words(Data(name="CIFAR-10"))
+    assert "moves no other" in split_in_words(Data(name="./scans"))
+    before = split_in_words(Data(name="./scans.npz", split_rule="stratified"))
+    assert "moves others" in before and "does not cover" in before
