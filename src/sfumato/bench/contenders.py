@@ -11,6 +11,7 @@ import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +30,12 @@ from sfumato.bench.feed import (
 from sfumato.training import devices, optimizers, setup
 from sfumato.training.averaging import Average
 
+if TYPE_CHECKING:
+    from sfumato.training.loop import Loop
 
-def sfumato(case: Case, device: torch.device) -> Contender:
-    """A real `Loop` over generated images, in a temporary run folder."""
+
+def real_loop(case: Case, device: torch.device) -> tuple[Loop, Callable[[], None]]:
+    """A `Loop` over generated images in a temporary run folder, and what lets go of the folder."""
     from sfumato.privacy.ledger import Ledger
     from sfumato.privacy.randomness import Randomness
     from sfumato.training import files
@@ -62,6 +66,12 @@ def sfumato(case: Case, device: torch.device) -> Contender:
     except BaseException:
         close()
         raise
+    return loop, close
+
+
+def sfumato(case: Case, device: torch.device) -> Contender:
+    """Steps of a real `Loop`."""
+    loop, close = real_loop(case, device)
     generator = torch.Generator().manual_seed(0)
 
     def remark() -> str:
@@ -76,7 +86,7 @@ def sfumato(case: Case, device: torch.device) -> Contender:
         close=close,
         remark=remark,
         physical=lambda: loop.physical_batch,
-        model=model,
+        model=loop.model,
     )
 
 
