@@ -124,6 +124,14 @@ def test_a_delta_too_large_for_so_many_images_is_warned_of(examples: int, warned
     assert bool(delta_warning(1e-5, examples)) == warned
 
 
-def own(history: list[Step]) -> str:
+def own(history: list[Step], *, seeded: bool = False) -> str:
     sampler = PoissonSampler(1000, 100)
-    return own_statement(history, delta=1e-5, data="scans", sampler=sampler, rule="scaled", views=1)
+    return own_statement(
+        history, delta=1e-5, data="scans", sampler=sampler, rule="scaled", views=1, seeded=seeded
+    )
+
+
+def test_an_own_loop_with_a_seed_is_told_that_it_is_not_private() -> None:
+    steps = [Step(0.1, 1.0, 10)]
+    assert "Not private" in own(steps, seeded=True)
+    assert "Not private" not in own(steps) and "ChaCha20" in own(steps)

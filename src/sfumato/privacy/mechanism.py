@@ -141,6 +141,7 @@ class PrivateGradients:
         return own_statement(
             self.history, delta=delta, data=data, sampler=self.sampler,
             rule=self.clipping.describe(), views=self.per_example.views,
+            seeded=self.randomness.seeded,
         )  # fmt: skip
 
     def accumulate(

@@ -20,6 +20,7 @@ def own_statement(
     sampler: PoissonSampler,
     rule: str,
     views: int,
+    seeded: bool,
 ) -> str:
     """What releases of noisy gradients guarantee, and on which conditions, as Markdown.
 
@@ -30,6 +31,7 @@ def own_statement(
         sampler: Where they came from.
         rule: The clipping rule in words.
         views: Rows per example.
+        seeded: Whether the noise follows from a seed.
     """
     spent = {name: epsilon(history, delta=delta, accountant=name) for name in ("pld", "rdp")}
     events = ", and\n".join(
@@ -77,8 +79,14 @@ The loop was not sfumato's. It must have kept these, which the library cannot se
   A shuffled loader with batches of a fixed size is not such a draw.
 - Nothing else that depends on the examples entered the weights: no statistics for normalising, no
   buffers, no choice of rates or of the last step by results on them.
-- The noise came from a generator whose seed nobody else knows or can guess, and no two releases had
-  the same noise.
+- The draws came from `sampler.draw` with a key that nobody else knows, as it takes by default.
+- The key of the noise was kept from everybody, if it was kept at all.
+
+## Randomness
+
+{filled(_noise(seeded=seeded))}
+
+{filled(words.floating_point(_UNIT))}
 
 ## Not covered
 
@@ -93,3 +101,13 @@ The loop was not sfumato's. It must have kept these, which the library cannot se
 
 {words.versions()}
 """
+
+
+def _noise(*, seeded: bool) -> str:
+    """Where the noise came from; the draws are the loop's own."""
+    if seeded:
+        return words.randomness(seeded=True)
+    return (
+        "The noise comes from the stream cipher ChaCha20 with a key of 256 bits, and no two "
+        "releases of this mechanism have the same noise."
+    )

@@ -153,7 +153,7 @@ def randomness(*, seeded: bool) -> str:
     if seeded:
         return (
             "**Not private: anyone who knows or guesses the seed can subtract the noise.** All "
-            "random numbers, the noise among them, follow from the seed in the recipe. So can "
+            "random numbers, the noise among them, follow from the seed. So can "
             "whoever sees two models of one seed: the noise in them is the same. The guarantee "
             "holds only towards people who do neither. Train without a seed before releasing a "
             "model of secret images."
