@@ -613,6 +613,10 @@ def test_weights_that_do_not_say_what_they_saw(place: Path, tmp_path: Path) -> N
     for guarantee, words in (
         ({"private": True, "epsilon": {"pld": 1.0}}, "not which steps"),
         ({"private": False}, "does not name"),
+        ({"private": False, "exposures": []}, "does not name"),
+        ({"private": True, "exposures": []}, "not which steps"),
+        ({"private": False, "exposures": {}}, "cannot be read"),
+        ({"private": False, "exposures": None}, "does not name"),
         ({"private": True, "exposures": [{"data": "x"}]}, "cannot be read"),
     ):
         said = Description(
@@ -622,6 +626,15 @@ def test_weights_that_do_not_say_what_they_saw(place: Path, tmp_path: Path) -> N
         save_weights(path, old.network, said)
         with pytest.raises(UserError, match=words):
             start.open_donor(recipe(place, "scans", {"start.source": str(path)}))
+
+
+def test_a_ledger_that_names_no_data_for_its_start_is_not_read_as_none() -> None:
+    stated = {
+        "weights": "0" * 64, "words": "", "exposures": [], "before": [], "mean": [], "std": [],
+        "seeded": False,
+    }  # fmt: skip
+    with pytest.raises(UserError, match="names no data that they depend on"):
+        start.Origin.of({"start": stated})
 
 
 def test_one_pattern_needs_no_list_and_survives_a_file() -> None:

@@ -74,20 +74,39 @@ class Origin:
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> Origin:
-        """What a ledger's first line says."""
+        """What a ledger's first line says.
+
+        Raises:
+            UserError: If that cannot be read.
+        """
         content = header.get("start")
         if content is None:
             return cls()
+        try:
+            return cls._read(content)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise UserError(
+                "The ledger states where the first weights came from in a way that cannot be "
+                f"read: {error!r}. It is damaged or was edited."
+            ) from None
+
+    @classmethod
+    def _read(cls, content: Mapping[str, Any]) -> Origin:
+        for key in ("weights", "words"):
+            if not isinstance(content[key], str):
+                raise TypeError(f"{key} is no text")
+        if not content["exposures"] and not content["before"]:
+            raise ValueError("it names no data that they depend on")
         return cls(
             weights=content["weights"],
             words=content["words"],
             exposures=tuple(map(Exposure.from_dict, content["exposures"])),
             before=steps_from_list(content["before"]),
-            mean=tuple(content["mean"]),
-            std=tuple(content["std"]),
-            seeded=content["seeded"],
-            also=tuple(content.get("also", ())),
-            looked=tuple(content.get("looked", ())),
+            mean=tuple(map(float, content["mean"])),
+            std=tuple(map(float, content["std"])),
+            seeded=content["seeded"] is not False,
+            also=tuple(map(str, content.get("also", ()))),
+            looked=tuple(map(str, content.get("looked", ()))),
         )
 
     def seeded_randomness(self, seed: int) -> Randomness:
@@ -174,9 +193,14 @@ def open_donor(
 
 
 def _exposures(description: Description, source: str) -> tuple[Exposure, ...]:
-    """The data sets that a model depends on, as its weights file states them."""
+    """The data sets that a model depends on, as its weights file states them.
+
+    Guarantee: There is at least one; weights that name none count as trained without noise on
+    unknown data.
+    """
     stated = description.guarantee.get("exposures")
-    if stated is None:
+    if stated is None or stated == []:
+        # A model depends on some data: an empty list says no more than none.
         if description.guarantee.get("private", False):
             raise UserError(
                 f"start.source = '{source}' says that it is private, but not which steps it took, "
@@ -184,8 +208,10 @@ def _exposures(description: Description, source: str) -> tuple[Exposure, ...]:
             )
         return (Exposure("data that it does not name"),)
     try:
+        if not isinstance(stated, list):
+            raise TypeError("they are no list")
         return tuple(map(Exposure.from_dict, stated))
-    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, UserError) as error:
         raise UserError(
             f"start.source = '{source}' states what it was trained on in a way that cannot be "
             f"read: {error}."
