@@ -5,8 +5,21 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from sfumato import locking
+
+
+def parse(text: str | bytes) -> Any:
+    """A JSON value from a file that anybody may have written.
+
+    Raises:
+        ValueError: If it is not JSON, or nested so deeply that reading it would fail.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def append(path: Path, line: str) -> None:
@@ -41,7 +54,7 @@ def read(path: Path) -> list[tuple[int, str]]:
 def _is_whole(line: str | bytes) -> bool:
     """Whether a last line without its end lacks nothing else."""
     try:
-        json.loads(line)
+        parse(line)
     except ValueError:
         return False
     return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 import types
 import typing
@@ -197,6 +198,8 @@ def _checked(what: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
     optional = isinstance(hint, types.UnionType)
     kind = next(t for t in typing.get_args(hint) if t is not types.NoneType) if optional else hint
     whole, kind = kind, typing.get_origin(kind) or kind
+    if not _is_moderate(value):
+        raise UserError(f"{what} must be made of numbers that are finite and below 2^53.")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     of = next(iter(typing.get_args(whole)), None) if kind is list else None
@@ -224,6 +227,19 @@ def _checked(what: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
         allowed = " and ".join(f"{bounds[k][0]} {limit:g}" for k, limit in stated.items())
         raise UserError(f"{what} must be {allowed}, not {value!r}. ({meta['help']})")
     return value
+
+
+def _is_moderate(value: Any, depth: int = 0) -> bool:
+    """Whether a value holds neither infinite, undefined nor enormous numbers, nor lists in lists.
+
+    Numbers beyond 2^53 are no longer exact as floats.
+    """
+    if isinstance(value, list | tuple | Mapping):
+        inside = value.values() if isinstance(value, Mapping) else value
+        return depth < 5 and all(_is_moderate(part, depth + 1) for part in inside)
+    if isinstance(value, int):
+        return abs(value) < 2**53
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _check_together(recipe: Recipe) -> None:
@@ -297,8 +313,9 @@ def loads(text: str, *, where: str, record: bool = False) -> Recipe:
     """
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{where} is not valid TOML: {error}.") from None
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{where} is not valid TOML: {reason}.") from None
     return from_record(content, where=where) if record else from_dict(content, where=where)
 
 
@@ -310,7 +327,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     raw = raw.strip()
     try:
         value = tomllib.loads(f"v = {raw}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = raw
     return key.strip(), value
 

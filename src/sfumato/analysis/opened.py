@@ -214,7 +214,8 @@ def _recipe(folder: Path) -> Recipe:
 
 def _ledger(folder: Path) -> tuple[dict[str, Any], list[Step]]:
     path = folder / files.LEDGER
-    return ledger.read(path) if path.is_file() else ({}, [])
+    needs = ("examples", "rate", "sigma", "steps", "data")
+    return ledger.read(path, needs=needs) if path.is_file() else ({}, [])
 
 
 def _final(folder: Path, trust: Trust, notes: list[str]) -> Classifier | None:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sfumato import jsonlines
 from sfumato.bench.cases import ORDER, Case
 from sfumato.bench.measurement import Measurement
 from sfumato.errors import UserError
@@ -191,7 +192,7 @@ def taken(path: Path) -> str:
 def read(path: Path) -> Record:
     """Read a record back."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = jsonlines.parse(path.read_text(encoding="utf-8"))
         if content["version"] != VERSION:
             raise UserError(f"{path} is a record of version {content['version']}, not {VERSION}.")
         del content["version"]

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from sfumato.errors import UserError, nearest
 
+MOST = 1 << 16
+"""The largest whole number that a model of the registry takes for an option."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -135,7 +138,7 @@ def _fit(value: object, hint: object) -> tuple[object] | None:
         return (parts,) if len(parts) == len(value) else None
     if origin is typing.Annotated:
         return _fit(value, arguments[0])
-    if hint is int and isinstance(value, int) and value < 1:
+    if hint is int and isinstance(value, int) and not 1 <= value <= MOST:
         return None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return (float(value),)
@@ -184,7 +187,7 @@ def _words(hint: object) -> str:
     if origin is typing.Annotated:
         return str(arguments[1])
     plain = {
-        int: "a whole number of at least 1",
+        int: f"a whole number of at least 1 and at most {MOST}",
         float: "a number",
         str: "a word",
         bool: "true or false",

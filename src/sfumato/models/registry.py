@@ -133,6 +133,8 @@ def info(name: str) -> ModelInfo:
     for form, entry in _PATTERNS.items():
         expression = _FIELD.sub(r"(?P<\1>[0-9]+)", form)
         if match := re.fullmatch(expression, name):
+            if any(len(value) > 5 for value in match.groupdict().values()):
+                raise UserError(f"There is no model '{name}': its numbers are too large.")
             fixed = {key: int(value) for key, value in match.groupdict().items()}
             return replace(entry, name=name, preset={**entry.preset, **fixed})
     forms = "".join(f", {form}" for form in patterns())

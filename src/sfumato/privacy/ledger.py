@@ -1,9 +1,11 @@
 """The ledger: what has been released, on disk before anything that depends on it.
 
 `ledger.jsonl` starts with a line that states the mechanism and the data it ran on, followed by one
-line per released step. Each line carries a hash of the line before it, so that a ledger that was
-cut in the middle or edited afterwards is found out. It holds no number computed from the data: not
-even how many examples a step happened to draw.
+line per released step. Each line carries a hash of the line before it, so that a ledger with a line
+changed, missing or damaged is not consistent. The chain has no secret: whoever rewrites every line
+after a change makes it consistent again, and lines cut off at the end leave a shorter ledger that
+is. It shows accidents, not forgery; `sfumato.training.signature` shows who vouches for a ledger. It
+holds no number computed from the data: not even how many examples a step happened to draw.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sfumato import locking
+from sfumato import jsonlines, locking
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import Step, merge
 
@@ -124,10 +126,64 @@ class Ledger:
         self.close()
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[Step]]:
-    """The header and the events of a ledger, checked line by line."""
+def read(path: Path, *, needs: Iterable[str] = ()) -> tuple[dict[str, Any], list[Step]]:
+    """The header and the events of a ledger, checked line by line.
+
+    Args:
+        path: The file.
+        needs: What the header must hold.
+
+    Raises:
+        UserError: If it cannot be read, is damaged, or lacks what it must hold.
+    """
     header, steps, _, _ = _read(path)
+    if lacking := [key for key in needs if key not in header]:
+        raise UserError(
+            f"The ledger {path} is not that of a run: its first line has no {lacking[0]}."
+        )
     return header, steps
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= cast(float, value) < 1e300
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    "examples": _is_count,
+    "steps": _is_count,
+    "physical_batch": _is_count,
+    "rate": _is_number,
+    "sigma": _is_number,
+    "clip": _is_number,
+    "delta": _is_number,
+    "budget": _is_number,
+    "mechanism": _is_text,
+    "relation": _is_text,
+    "accountant": _is_text,
+    "data": _is_text,
+    "recipe": _is_table,
+    "start": _is_table,
+    "noise": _is_table,
+}
+
+
+def _is_header(content: object) -> bool:
+    """Whether a first line is an object whose known fields have the type that they should."""
+    return isinstance(content, dict) and all(
+        fits(content[key]) for key, fits in _FIELDS.items() if key in content
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Step], str, int]:
@@ -143,19 +199,19 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Step], str, int]:
     last = ""
     for number, line in enumerate(lines):
         try:
-            content = json.loads(line)
+            content = jsonlines.parse(line)
             sound = content["previous"] == last
             if number == 0:
-                header = content
+                header, sound = content, sound and _is_header(content)
             else:
                 sound = sound and content["step"] == number
                 steps.append(Step(float(content["q"]), float(content["sigma"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, UserError):
             sound = False
         if not sound:
             raise UserError(
-                f"The ledger {path} is damaged or was edited at line {number + 1}; what the run "
-                "has spent can no longer be established from it."
+                f"The ledger {path} is not consistent: line {number + 1} is damaged or was edited. "
+                "What the run has spent can no longer be established from it."
             )
         last = _hash(line)
     if header is None:

@@ -97,7 +97,7 @@ def read(folder: Path) -> list[Entry]:
 
 def _entry(line: str, where: str) -> Entry:
     try:
-        content = json.loads(line)
+        content = jsonlines.parse(line)
     except ValueError as error:
         raise UserError(f"{where} is not a result: {error}. Remove the line.") from None
     missing = _NEEDED - set(content) if isinstance(content, Mapping) else _NEEDED

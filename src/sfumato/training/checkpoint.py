@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from sfumato import jsonlines
+from sfumato.errors import UserError
 from sfumato.training.files import write_whole
 
 KEEP = 2
@@ -37,6 +40,32 @@ class Checkpoint:
         """The tensors under a prefix, without it."""
         start = f"{prefix}/"
         return {n[len(start) :]: t for n, t in self.tensors.items() if n.startswith(start)}
+
+    def number(self, key: str) -> float:
+        """One of the plain values, which must be a number of at least 1.
+
+        Raises:
+            UserError: If it is not.
+        """
+        value: Any = self.numbers.get(key)
+        if type(value) not in (int, float) or not 1 <= value < 2**53:
+            raise UserError(
+                f"The checkpoint of step {self.step} is damaged: its {key} is {value!r}. Remove it "
+                "to go on from the one before."
+            )
+        return cast(float, value)
+
+
+@contextmanager
+def explained(state: Checkpoint, folder: Path) -> Iterator[None]:
+    """Say in a sentence that a checkpoint's content is not what it should be."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise UserError(
+            f"The checkpoint of step {state.step} in {folder} cannot be used "
+            f"({type(error).__name__}: {error}). Remove it to go on from the one before."
+        ) from None
 
 
 def _digest(tensors: Mapping[str, Tensor], numbers: str) -> str:
@@ -69,9 +98,10 @@ def read(path: Path) -> Checkpoint | None:
         numbers = metadata["numbers"]
         if metadata["digest"] != _digest(tensors, numbers):
             return None
-        content = json.loads(numbers)
-        return Checkpoint(int(content.pop("step")), tensors, content)
-    except (SafetensorError, OSError, KeyError, ValueError):
+        content = jsonlines.parse(numbers)
+        step = content.pop("step")
+        return Checkpoint(step, tensors, content) if isinstance(step, int) and step >= 0 else None
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError):
         return None
 
 

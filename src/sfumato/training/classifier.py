@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sfumato import models
+from sfumato import jsonlines, models
 from sfumato.data.test_time import CHOICES, averaged
 from sfumato.errors import UserError
 from sfumato.training.files import WEIGHTS, trust, write_whole
@@ -27,6 +30,14 @@ from sfumato.training.files import WEIGHTS, trust, write_whole
 FORMAT = "sfumato-1"
 TENSORS = "tensors"
 """Under which a weights file has the digest of its tensors; older ones have none."""
+
+
+_MOST = 1 << 16
+"""More channels, pixels along a side or classes than this are a mistake, or an attack."""
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(cast(float, value)) < 1e30
 
 
 @dataclass(frozen=True)
@@ -57,11 +68,29 @@ class Description:
     test_views: str = "none"
     bits: int = 16
 
+    def __post_init__(self) -> None:
+        counts = (self.channels, *self.size, self.bits)
+        if any(type(n) is not int or not 1 <= n <= _MOST for n in counts) or len(self.size) != 2:
+            raise ValueError(f"channels, size or bits are not whole numbers from 1 to {_MOST}")
+        if not all(type(name) is str for name in (self.model, self.test_views, *self.classes)):
+            raise ValueError("the model, its views or a class is not named by a text")
+        if not 1 <= len(self.classes) <= _MOST:
+            raise ValueError(f"there are {len(self.classes)} classes")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != self.channels or not all(_is_number(v) for v in values):
+                raise ValueError(f"{name} is not a number for each channel")
+        if not all(isinstance(part, dict) for part in (self.options, self.guarantee)):
+            raise ValueError("options or guarantee is no table")
+
     @property
     def only_a_start(self) -> bool:
         """Whether all it has seen are images that a program drew, so that its head is untrained."""
-        seen = self.guarantee.get("exposures") or []
-        return bool(seen) and all(isinstance(e, dict) and e.get("drawn") is True for e in seen)
+        seen = self.guarantee.get("exposures")
+        return (
+            isinstance(seen, list)
+            and bool(seen)
+            and all(isinstance(e, dict) and e.get("drawn") is True for e in seen)
+        )
 
 
 class Classifier(nn.Module):
@@ -144,7 +173,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if FORMAT not in metadata:
         raise UserError(f"{path} was not written by sfumato: it does not say what model it is of.")
     try:
-        content = dict(json.loads(metadata[FORMAT]))
+        content = dict(jsonlines.parse(metadata[FORMAT]))
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
     if content.get(TENSORS) not in (None, _digest(tensors)):
@@ -192,19 +221,45 @@ def load(
             raise ValueError(f"there are no test views {description.test_views!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
-    network = models.create_trusted(
-        description.model,
-        description.options,
-        classes=len(description.classes),
-        channels=description.channels,
-        size=description.size,
-        trust=trust(trust_code, given),
-    ).to(device)
+    outside = ":" in description.model
+    held = sum(t.numel() for t in tensors.values())
     try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
+        with nullcontext() if outside else _NoLarger(_SPARE + 4 * held):
+            network = models.create_trusted(
+                description.model,
+                description.options,
+                classes=len(description.classes),
+                channels=description.channels,
+                size=description.size,
+                trust=trust(trust_code, given),
+            )
+        network.to(device).load_state_dict(tensors)
+    except (RuntimeError, ArithmeticError, ValueError, TypeError) as error:
         raise UserError(
             f"The weights in {path} do not fit '{description.model}': {error}"
         ) from None
     network.eval()
     return Classifier(network, description)
+
+
+_SPARE = 1 << 26
+"""Numbers that a network may need while it is built, beside those that it keeps."""
+
+
+class _NoLarger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuse, before memory is taken, tensors larger than those of a weights file can explain."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._most = most
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        shape = args[0] if args and isinstance(args[0], list | tuple) else ()
+        if all(type(n) is int for n in shape) and math.prod(shape) > self._most:
+            raise ValueError(
+                f"it describes a network with {math.prod(shape)} numbers in one tensor, far more "
+                "than the file holds"
+            )
+        return func(*args, **(kwargs or {}))

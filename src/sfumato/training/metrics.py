@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sfumato import jsonlines
 from sfumato.training.files import write_whole
 
 MANY = 100
@@ -82,13 +83,34 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole records of a metrics file; none if there is no such file."""
+    """All whole records of a metrics file; none if there is no such file.
+
+    A line that is no record of a step, or whose numbers are none, is passed over.
+    """
     if not os.path.exists(path):
         return []
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            records.append(json.loads(line))
+            record = jsonlines.parse(line)
         except ValueError:
             continue
+        if _is_record(record):
+            records.append(record)
     return records
+
+
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    step = record.get("step")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**53:
+        return False
+    values = {key: record[key] for key in record if key not in ("step", "time", "final")}
+    return all(
+        value is None or (isinstance(value, int | float) and abs(value) < _LARGEST)
+        for value in values.values()
+    )
+
+
+_LARGEST = 1e300

@@ -99,7 +99,8 @@ def resume(
         (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
         prior.open(folder, upto=state.step if state else 0)
         if state is not None:
-            prior.restore(state)
+            with checkpoint.explained(state, folder):
+                prior.restore(state)
         reporter.say(f"Going on with {folder} after step {prior.step} of {prior.steps}.")
         return _go(prior, ledger)
 

@@ -170,7 +170,7 @@ def _resume(
             f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
         ) from None
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
-    physical = int(ledger.header["physical_batch"])
+    physical = int(ledger.header.get("physical_batch", 0))
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
     found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous", "noise")}
     # Settings that did not exist when the run began are filled in.
@@ -195,7 +195,7 @@ def _resume(
             donor = start.open_donor(recipe, unchanged=origin, trust_code=trust.names)
         model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
         if state is not None:
-            physical = int(state.numbers["physical_batch"])
+            physical = int(state.number("physical_batch"))
         metrics = Metrics(
             folder / files.METRICS, upto=state.step if state else 0, clock=recipe.exact_metrics
         )
@@ -204,7 +204,8 @@ def _resume(
             metrics, folder, physical, reporter,
         )  # fmt: skip
         if state is not None:
-            loop.restore(state)
+            with checkpoint.explained(state, folder):
+                loop.restore(state)
         reporter.say(f"Going on with {folder} after step {loop.step} of {plan.steps}.")
         return _go(loop)
 
@@ -276,12 +277,12 @@ def _check_repeats(folder: Path, ledger: Ledger, done: int, device: torch.device
             "that belongs to this checkpoint."
         )
     before = {**_noise_from(device), "source": None, **ledger.header.get("noise", {})}
-    if before["device"] != device.type:
+    began, version = str(before["device"]), str(before["torch"])
+    if began != device.type:
         raise UserError(
-            f"{folder} began on {before['device']} and cannot go on on {device.type}, where the "
+            f"{folder} began on {began} and cannot go on on {device.type}, where the "
             "same key gives other noise: a step that was taken there and is taken again here would "
-            f"be released twice and counted once. Let it go on there with --device "
-            f"{before['device']}."
+            f"be released twice and counted once. Let it go on there with --device {began}."
         )
     if before["source"] != SOURCE and done < ledger.steps:
         raise UserError(
@@ -289,9 +290,9 @@ def _check_repeats(folder: Path, ledger: Ledger, done: int, device: torch.device
             f"{done + 1} to {ledger.steps} would be taken again with other noise, and be released "
             "twice but counted once. Go on with that version."
         )
-    if before["torch"] != torch.__version__ and done < ledger.steps:
+    if version != torch.__version__ and done < ledger.steps:
         raise UserError(
-            f"{folder} began with PyTorch {before['torch']}, and this is {torch.__version__}: "
+            f"{folder} began with PyTorch {version}, and this is {torch.__version__}: "
             f"steps {done + 1} to {ledger.steps} would be taken again, perhaps with other noise, "
             "and be released twice but counted once. Go on with that version."
         )
@@ -305,7 +306,7 @@ def _in_words(change: str) -> str:
 
 def _same_recipe(folder: Path, ledger: Ledger, changes: dict[str, Any]) -> Recipe:
     """The recipe that the ledger states, if the file and the command line agree with it."""
-    stated = from_record(ledger.header["recipe"], where=files.LEDGER)
+    stated = from_record(ledger.header.get("recipe", {}), where=files.LEDGER)
     path, now = folder / files.RECIPE, stated
     if path.exists():
         now = loads(path.read_text(encoding="utf-8"), where=str(path), record=True)

@@ -6,6 +6,7 @@ import itertools
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sfumato.errors import UserError
@@ -50,6 +51,24 @@ class Trial:
     seconds: float
     folder: str
     note: str = ""
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Trial:
+        """Back from plain values.
+
+        Raises:
+            ValueError: If one has another type than it should.
+            TypeError: If the fields are others.
+        """
+        trial = cls(**content)
+        numbers = [trial.accuracy, trial.seconds, 0.0 if trial.epsilon is None else trial.epsilon]
+        if not all(type(value) in (int, float) and abs(value) < 1e300 for value in numbers):
+            raise ValueError("a number is none")
+        if not isinstance(trial.settings, dict) or not isinstance(trial.note, str):
+            raise ValueError("the settings are no table")
+        if not isinstance(trial.folder, str) or Path(trial.folder).name != trial.folder:
+            raise ValueError("the folder is not one of the trials'")
+        return trial
 
 
 def parse_choice(text: str) -> tuple[str, Choice]:

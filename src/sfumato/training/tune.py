@@ -193,7 +193,12 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
             files.check_free(out)
             out.mkdir(parents=True, exist_ok=True)
             files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
-    before = json.loads((out / ASKED).read_text(encoding="utf-8"))
+    try:
+        before = jsonlines.parse((out / ASKED).read_bytes())
+    except ValueError as reason:
+        raise UserError(f"{out / ASKED} is damaged ({reason}): choose another --out.") from None
+    if not isinstance(before, dict):
+        raise UserError(f"{out / ASKED} is damaged (no JSON object): choose another --out.")
     changed = differences(before, json.loads(json.dumps(asked)))
     if changed and not any(out.glob("trial-*")):
         files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
@@ -209,7 +214,7 @@ def _read(out: Path) -> list[Trial]:
     path = out / TRIALS
     lines = jsonlines.read(path) if path.is_file() else []
     try:
-        return [Trial(**json.loads(line)) for _, line in lines]
+        return [Trial.from_dict(jsonlines.parse(line)) for _, line in lines]
     except (ValueError, TypeError) as reason:
         raise UserError(
             f"{path} is damaged ({reason}): remove the line that is no JSON; the run that it was "
