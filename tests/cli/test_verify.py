@@ -147,7 +147,10 @@ def test_a_run_is_what_it_states(sfumato: Run, tmp_path: Path) -> None:
     folder = train_run(tmp_path / "r", TINY)
     result = sfumato("verify", folder)
     assert result.code == 0, result.err
-    assert "Ledger, statement and weights agree." in result.out and "as they were" in result.out
+    assert (
+        "Ledger, statement and weights are consistent." in result.out
+        and "as they were" in result.out
+    )
 
     def changed(name: str, change: Callable[[bytes], bytes | None]) -> str:
         other = tmp_path / f"without {name}"

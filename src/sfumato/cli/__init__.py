@@ -19,7 +19,7 @@ from sfumato.loading import loading
 
 VERBS = (
     "train", "pretrain", "tune", "evaluate", "predict", "report", "card", "analyze", "budget",
-    "plan", "verify", "recipes", "models", "data", "reproduce", "bench",
+    "plan", "verify", "sign", "recipes", "models", "data", "reproduce", "bench",
 )  # fmt: skip
 
 

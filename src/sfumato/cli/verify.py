@@ -52,10 +52,14 @@ def verify(
         help="GiB that gradients may take, for --plan; two thirds of what the backward pass keeps "
         "anyway if not given.",
     ),
+    key: FilePath = typer.Option(
+        None, metavar="FILE", help="Of a run: the public key of whoever must have signed it."
+    ),
 ) -> None:
     """Check private training on a model: gradients, clipping, and that no example reaches another.
 
-    Of a run: that its ledger is whole, and that epsilon and weights are what it states.
+    Of a run: that ledger, statement and weights are consistent, and with --key that they are the
+    files which the holder of that key signed.
 
     Exit status 0 if everything holds, 1 if not, 2 for a mistake in the command.
     """
@@ -65,8 +69,10 @@ def verify(
     if FilePath(model).is_dir():
         from sfumato.cli.verify_run import show as show_run
 
-        show_run(FilePath(model), Terminal(highlight=False))
+        show_run(FilePath(model), Terminal(highlight=False), key)
         return
+    if key is not None:
+        raise UserError(f"--key is about the signature of a run, and '{model}' is not a folder.")
     usual = (3, 32, 32) if ":" in model else models.info(model).input
     shape = usual if input is None else _shape(input)
     console = Terminal(highlight=False)

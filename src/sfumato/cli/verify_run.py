@@ -13,35 +13,62 @@ from sfumato.privacy.statement import upwards
 from sfumato.report import guarantee
 from sfumato.report.runs import gather
 
+_UNSIGNED = (
+    "Consistent does not mean genuine: whoever can write to the folder can write a consistent "
+    "ledger anew. `sfumato sign` and `sfumato verify RUN --key FILE` show who vouches for it."
+)
 
-def show(folder: Path, console: Console) -> None:
+
+def show(folder: Path, console: Console, key: Path | None = None) -> None:
     """Read a run's ledger, compute epsilon from it, and compare it with what the run states.
+
+    Args:
+        folder: The run.
+        console: Where to print.
+        key: The public key of whoever must have signed it, if anybody.
 
     Raises:
         typer.Exit: With status 1 if anything is wrong.
     """
     (run,) = gather([folder])
+    problems = list(run.problems)
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("ledger", "whole: every line follows from the one before" if run.header else "–")
+    chained = "consistent: every line follows from the one before"
+    table.add_row("ledger", chained if run.header else "–")
     table.add_row("steps", guarantee.steps(run))
     for name, words in guarantee.ACCOUNTANTS.items():
         if name in run.epsilon:
             found = f"{upwards(run.epsilon[name], places=4)} at δ = {run.recipe.privacy.delta:g}"
             table.add_row(f"ε by {words}", f"{found}, computed from the ledger")
     table.add_row("weights", _weights(folder, bool(run.problems)))
+    if key is not None:
+        table.add_row("signature", _signature(folder, key, problems))
     console.print(f"[bold]{escape(str(folder))}[/]\n")
     console.print(table)
-    for problem in run.problems:
+    for problem in problems:
         console.print(f"[red]wrong:[/] {escape(problem)}", soft_wrap=True)
-    if run.problems:
+    if problems:
         console.print(f"\n[red]Do not rely on what {escape(run.name)} states.[/]")
         raise typer.Exit(1)
     if not run.private:
         console.print("\n[yellow]Trained without privacy: there is no guarantee to verify.[/]")
     elif not run.finished:
-        console.print("\n[green]The ledger holds.[/] The run has not finished.")
+        console.print("\n[green]The ledger is consistent.[/] The run has not finished.")
     else:
-        console.print("\n[green]Ledger, statement and weights agree.[/]")
+        console.print("\n[green]Ledger, statement and weights are consistent.[/]")
+    if key is None:
+        console.print(_UNSIGNED, soft_wrap=True)
+
+
+def _signature(folder: Path, key: Path, problems: list[str]) -> str:
+    from sfumato.training import signature
+
+    try:
+        signature.check(folder, key)
+    except signature.BadSignature as error:
+        problems.append(str(error))
+        return "–"
+    return escape(f"of the holder of {key}, over ledger, statement, recipe and weights")
 
 
 def _weights(folder: Path, problems: bool) -> str:

@@ -139,7 +139,7 @@ def _privacy(run: Run) -> str:
     if run.epsilon:
         parts.append(
             "The mechanism is DP-SGD: each step is a Poisson-subsampled Gaussian mechanism. Every "
-            "step was recorded in a hash-chained ledger before anything that depends on it was "
+            "step was recorded in a ledger before anything that depends on it was "
             "released, and ε is computed from that ledger. Trust model: central; whoever trained "
             "the model saw the images."
         )
