@@ -505,3 +505,125 @@ for model in (
     counts_calls,
 ):  # fmt: skip
     sound(model)
+
+
+def mixed_precision_parts() -> nn.Module:
+    """A part in float64 between parts in float32."""
+
+    def run(m: Model, x: Tensor) -> Tensor:
+        h = m.a(x.to(m.a.weight.dtype)).flatten(1)
+        return m.out(torch.tanh(m.middle(h.double())).to(m.out.weight.dtype))
+
+    return Model(
+        run,
+        a=nn.Conv2d(3, 4, 3, stride=2),
+        middle=nn.Linear(36, 8).double(),
+        out=nn.Linear(8, CLASSES),
+    )
+
+
+def float64_first() -> nn.Module:
+    """The first parameters are in float64, all others in float32."""
+
+    def run(m: Model, x: Tensor) -> Tensor:
+        h = torch.tanh(m.a(x.double()))
+        return m.out(h.float())
+
+    return Model(run, a=nn.Conv2d(3, 4, 3).double(), out=nn.Sequential(*head(4)))
+
+
+def bfloat16_middle() -> nn.Module:
+    def run(m: Model, x: Tensor) -> Tensor:
+        h = torch.tanh(m.a(x)).to(torch.bfloat16)
+        return m.out(m.middle(h).to(x.dtype))
+
+    return Model(
+        run,
+        a=nn.Conv2d(3, 4, 3),
+        middle=nn.Conv2d(4, 4, 3).to(torch.bfloat16),
+        out=nn.Sequential(*head(4)),
+    )
+
+
+def rounded_middle() -> nn.Module:
+    """Activations that pass through bfloat16, whatever the parameters are in."""
+
+    def run(m: Model, x: Tensor) -> Tensor:
+        return m.out(torch.tanh(m.a(x)).to(torch.bfloat16).to(x.dtype))
+
+    return Model(run, a=nn.Conv2d(3, 4, 3), out=nn.Sequential(*head(4)))
+
+
+def traced() -> nn.Module:
+    model = around(nn.Conv2d(3, 4, 3), channels=4)
+    module: nn.Module = torch.jit.trace(model, torch.zeros(2, *SHAPE))
+    return module
+
+
+def scripted() -> nn.Module:
+    module: nn.Module = torch.jit.script(around(nn.Conv2d(3, 4, 3), channels=4))
+    return module
+
+
+def frozen_batch_norm() -> nn.Module:
+    """Statistics that are constants, as in a frozen backbone."""
+    model = around(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), channels=4)
+    model[1].eval().requires_grad_(False)
+    return model
+
+
+def spectrum() -> nn.Module:
+    """A Fourier transform of each image."""
+
+    def run(m: Model, x: Tensor) -> Tensor:
+        return m.out(torch.fft.rfft2(x).abs().log1p())
+
+    return Model(run, out=nn.Sequential(*head(3)))
+
+
+def own_range() -> nn.Module:
+    """Refuses inputs that real ones never are."""
+
+    def run(m: Model, x: Tensor) -> Tensor:
+        if bool((x.detach().abs() > 200).any()):
+            raise ValueError("pixels lie between -200 and 200")
+        return m.out(x)
+
+    return Model(run, out=nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), *head(4)))
+
+
+def own_scale() -> nn.Module:
+    """Divides each image by its own largest value, if it is not negative."""
+
+    def run(m: Model, x: Tensor) -> Tensor:
+        low, high = x.flatten(1).amin(1), x.flatten(1).amax(1).clamp_min(1e-3)
+        factor = torch.where(low >= 0, 1 / high, torch.ones_like(high))
+        return m.out(x * factor.view(-1, 1, 1, 1))
+
+    return Model(run, out=nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), *head(4)))
+
+
+def notes_in_an_object() -> nn.Module:
+    """Keeps settings and a cache of constants in objects of its own."""
+
+    class Settings:
+        def __init__(self) -> None:
+            self.scale, self.name, self.made = 0.5, "notes", {"calls": 0}
+
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings, self.conv = Settings(), nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.settings.made["calls"] += 1
+            return self.conv(x) * self.settings.scale
+
+    return around(Noting(), channels=4)
+
+
+for model in (
+    mixed_precision_parts, float64_first, bfloat16_middle, rounded_middle, traced, scripted,
+    frozen_batch_norm, spectrum, own_range, own_scale, notes_in_an_object,
+):  # fmt: skip
+    sound(model)

@@ -16,7 +16,11 @@ SLOWER = {
     "rolled_back": "torch.func",
     "merged_batch": "torch.func",
     "control_flow": "loop",
+    "traced": "loop",
+    "scripted": "loop",
 }
+NARROW = ("mixed_precision_parts", "float64_first", "bfloat16_middle", "rounded_middle")
+"""Models of which there is no copy in float64 to compare."""
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -26,7 +30,8 @@ def test_sound_model_passes(name: str) -> None:
     build, shape = SOUND[name]
     report = verify(build(), input_shape=shape, classes=CLASSES, batch=9)
     assert report.passed, [check for check in report.checks if not check.passed]
-    assert max(parameter.error for parameter in report.parameters) < 1e-9
+    allowed = 1e-2 if name in NARROW else 1e-9
+    assert max(parameter.error for parameter in report.parameters) < allowed
     ways = {path.way for path in report.paths}
     if name in SLOWER:
         assert ways == {SLOWER[name]}

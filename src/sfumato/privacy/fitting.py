@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from sfumato.privacy.compiled import Compiled, Fused, NotCompiled
-from sfumato.privacy.isolation import LOOSE, without
+from sfumato.privacy.isolation import LOOSE, out_of_memory, without
 from sfumato.privacy.precision import any_algorithm
-from sfumato.privacy.probe import out_of_memory
 from sfumato.privacy.replay import SETTLED
 from sfumato.privacy.state import undisturbed
 from sfumato.privacy.subject import Draws, is_random, without_zeros

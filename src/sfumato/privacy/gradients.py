@@ -41,6 +41,7 @@ class PerExample(Layered):
     Attributes:
         method: How the last batch was run: one of `layered.METHODS`.
         passed_over: Faster methods that were not used, and why.
+        narrowest: The least precise floating-point type that the model computes in.
 
     Guarantee: Before the first batch of a new input shape, and again before one of another size
     (batches are padded to few sizes; an example of padding adds exactly nothing), on random inputs

@@ -19,6 +19,12 @@ LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
 """How far rounding alone may move a result, where running twice does not give the same bits."""
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory was short: not a fault of the model, and a smaller batch may do."""
+    words = ("not enough memory", "allocate memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words)
+
+
 def without(rows: int, j: int) -> Tensor:
     """The positions of all rows but j."""
     return torch.arange(rows) != j
@@ -124,11 +130,10 @@ def how_examples_mix(
         changed = replacement(x, j, kind)
         try:
             seen = look(model, changed, losses, at=at)
-        except Exception:
-            # Some models raise on NaN, on purpose or not; that is no leak.
-            if kind == "not finite":
-                continue
-            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            continue  # A model may refuse what its real inputs cannot be; that is no leak.
         others = without(rows, j)
         amount, what = _moved(baseline, seen, others)
         if amount and tolerance is None:

@@ -56,6 +56,7 @@ class Layered:
         refuse_loss(loss)
         self.model, self.loss, self.views, self.check = model, loss, views, check
         self.precision = precision
+        self.narrowest = torch.float32
         self._deferring: dict[object, dict[nn.Module, tuple[Geometry, torch.Size]]] = {}
         self.defers = True
         self.method: str | None = None

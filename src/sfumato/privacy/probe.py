@@ -14,7 +14,7 @@ from torch import Tensor
 from sfumato.errors import UserError
 from sfumato.privacy.agreement import bookkeeping_error, errors, picked, tolerance
 from sfumato.privacy.draws import CUT, KINDS, image_rows, replacement
-from sfumato.privacy.isolation import LOOSE, how_examples_mix, without
+from sfumato.privacy.isolation import LOOSE, how_examples_mix, out_of_memory, without
 from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
 from sfumato.privacy.loss_check import refuse_mixing_loss
@@ -30,6 +30,7 @@ from sfumato.privacy.subject import (
     held,
     how_to_compare,
     is_random,
+    narrowest,
     without_zeros,
 )
 from sfumato.privacy.summing import Gradients
@@ -54,6 +55,7 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
     engine.passed_over.clear()
     with undisturbed(model), without_zeros(model), full_precision(x.device), any_algorithm():
         draws = Draws.for_model(model, engine.loss, x, y)
+        engine.narrowest = narrowest(model, draws.x(engine.views))
         trials = [(engine, draws.like_x.dtype)]
         comparison: Comparison = "not at all"
         if engine.check:
@@ -68,7 +70,8 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
                 if trial is engine and engine.check and y.shape[0] > 3:
                     # With a compiled pass: that will be compared at full size itself.
                     sizes += (y.shape[0] if engine.precision is None else min(y.shape[0], _ENOUGH),)
-                allowed = tolerance(dtype, confirmed=len(trials) > 1)
+                computed_in = engine.narrowest if trial is engine else dtype
+                allowed = tolerance(computed_in, confirmed=len(trials) > 1)
                 objection = _objection(trial, method, draws, dtype, sizes, comparison, allowed)
                 if objection and method == "layers" and trial.deferring:
                     # What the model does with a layer may only be possible if its gradients are.
@@ -105,7 +108,7 @@ def holds_at_size(engine: Layered, method: str, x: Tensor, y: Tensor) -> bool:
         if x.shape[0] > 1:
             refuse_mixing_at(engine, draws, x.shape[0])
         comparison = how_to_compare(model, draws.x(3))
-        allowed = tolerance(dtype, confirmed=True)
+        allowed = tolerance(engine.narrowest, confirmed=True)
         sizes = (y.shape[0],)
         return _objection(engine, method, draws, dtype, sizes, comparison, allowed) is None
 
@@ -179,6 +182,8 @@ def double_of(engine: Layered, draws: Draws) -> Layered | None:
         twin = copied(engine.model).double()
         x, y = _as(draws.x(engine.views), torch.float64), _as(draws.y(1), torch.float64)
         one_at_a_time(twin, x, y, loss=engine.loss, views=engine.views)
+        if narrowest(twin, x) != torch.float64:
+            return None
         double = Layered(twin, loss=engine.loss, views=engine.views, check=False)
         double.prepare(x)
         return double
@@ -247,12 +252,6 @@ def _objection(
             raise
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     return None
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Not a fault of the method: the caller may try again with a smaller batch."""
-    words = ("not enough memory", "allocate memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words)
 
 
 def _moves_with(

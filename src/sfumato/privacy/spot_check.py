@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.privacy.agreement import errors, picked, tolerance
 from sfumato.privacy.draws import random_rows
-from sfumato.privacy.isolation import LOOSE
+from sfumato.privacy.isolation import LOOSE, out_of_memory
 from sfumato.privacy.layered import Layered
 from sfumato.privacy.precision import full_precision
-from sfumato.privacy.probe import out_of_memory
 from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.state import RandomState, Snapshot, undisturbed
 from sfumato.privacy.subject import copied
@@ -153,7 +152,7 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
     found = engine(x, y)
     norms, state = found.squared_norms(), Snapshot(*_modules(engine))
     fine = state.same_parameters(kept)
-    allowed = _ROUNDING * LOOSE.get(engine.precision or found.losses.dtype, 1e-2)
+    allowed = _ROUNDING * LOOSE.get(engine.precision or engine.narrowest, 1e-2)
     for looked_at, shown in replaced:
         real = _tensors(found, norms, looked_at, engine.views)
         moved = max(map(distance, real, shown.tensors), default=0.0)
@@ -263,7 +262,7 @@ def _agree(
 ) -> bool:
     """Whether examples have the gradients in the batch that they have alone."""
     least = 1e-2 * float(norms.sum(1).sqrt().nan_to_num(0, 0, 0).max())
-    allowed = tolerance(found.losses.dtype, confirmed=True)
+    allowed = tolerance(engine.narrowest, confirmed=True)
     for k, pick in enumerate(alone.picks.tolist()):
         ours, wanted = _one(found, pick), _one(alone.gradients, k)
         off, length = float((ours - wanted).norm()), float(wanted.norm())

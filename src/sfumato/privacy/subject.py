@@ -6,10 +6,12 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from sfumato.errors import UserError
 from sfumato.privacy.draws import random_rows, random_targets
@@ -65,6 +67,36 @@ class Draws:
             every = torch.arange(examples, device=self.like_y.device)
             return self.like_y[every % self.like_y.shape[0]]
         return random_targets(self.like_y, self.outputs, examples)
+
+
+class _Types(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the floating-point types of all results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation, and look at what it returns."""
+        out = func(*args, **(kwargs or {}))
+        leaves = tree_flatten(out)[0]
+        self.seen |= {t.dtype for t in leaves if isinstance(t, Tensor) and t.is_floating_point()}
+        return out
+
+
+def narrowest(model: nn.Module, x: Tensor) -> torch.dtype:
+    """The least precise floating-point type that the model holds or computes in."""
+    with _Types() as types:
+        outputs = look(model, x, None).outputs
+    found = {*types.seen, *(p.dtype for p in model.parameters() if p.is_floating_point())}
+    types_found: list[torch.dtype] = list(found or {outputs.dtype})
+    return max(types_found, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def is_random(model: nn.Module, x: Tensor) -> bool:

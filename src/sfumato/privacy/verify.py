@@ -18,10 +18,9 @@ from sfumato.errors import UserError
 from sfumato.privacy import layout
 from sfumato.privacy.draws import KINDS, image_rows
 from sfumato.privacy.gradients import Loss, Path, cross_entropy
-from sfumato.privacy.isolation import Mixing, how_examples_mix, look, shape_complaint
+from sfumato.privacy.isolation import Mixing, how_examples_mix, look, out_of_memory, shape_complaint
 from sfumato.privacy.plans import Plan, alike, image_plans
 from sfumato.privacy.precision import full_precision
-from sfumato.privacy.probe import out_of_memory
 from sfumato.privacy.refuse import mixing_layers
 from sfumato.privacy.state import PROBE_SEED, undisturbed
 from sfumato.privacy.subject import copied, is_random
@@ -172,9 +171,17 @@ def _like(
 
 @contextmanager
 def _training(model: nn.Module) -> Iterator[None]:
+    """Training mode; parts of a model in training that are set to evaluation stay in it."""
+    with _modes_kept(model):
+        if not model.training:
+            model.train()
+        yield
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     try:
-        model.train()
         yield
     finally:
         for module, mode in modes.items():
@@ -208,7 +215,10 @@ def _variants(model: nn.Module, like_x: Tensor, like_y: Tensor, loss: Loss) -> l
         wide_y = like_y.double() if like_y.is_floating_point() else like_y
         trial = Trial("float64", double, like_x.double(), wide_y, loss)
         loss(look(double, trial.like_x, None).outputs, trial.like_y)
-        made.append(trial)
+        if trial.dtype == torch.float64:
+            made.append(trial)
+        else:
+            own.label += " (parts of it do not run in float64)"
     except Exception:
         own.label += " (it does not run in float64)"
     if own.dtype == torch.float64:
@@ -234,9 +244,10 @@ def _add_isolation(report: Report, variants: list[Trial], batch: int, seed: int)
         (widest, False, False),
         (own, True, False),
     ):
-        trial.model.train(training)
-        mixing = _scan(trial, batch, seed, thorough=thorough)
-        trial.model.train()
+        with _modes_kept(trial.model):
+            if not training:
+                trial.model.eval()
+            mixing = _scan(trial, batch, seed, thorough=thorough)
         if mixing is not None and mixing.what not in found:
             found[mixing.what] = mixing, "" if training else " (in evaluation mode)"
     for what, name in ISOLATED.items():
