@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -161,6 +162,15 @@ def test_noise_is_never_used_again(model: nn.Module) -> None:
         releases.append(torch.cat([g.flatten() for g in grads(model)]))
     for a, b in itertools.combinations(releases, 2):
         assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.3
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_has_noise_of_its_own(model: nn.Module, copied) -> None:
+    first = private(model, noise=GaussianNoise(1.0))
+    second = copied(first)
+    assert first.randomness != second.randomness
+    first.randomness = Randomness.from_seed(0)
+    assert copied(first).randomness == first.randomness, "a seed asks for the same noise again"
 
 
 def test_the_global_seed_changes_no_release(model: nn.Module) -> None:

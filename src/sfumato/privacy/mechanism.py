@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +39,9 @@ class PrivateGradients:
         views: Rows per example, averaged before clipping.
         check: Check the model against the slow reference before the first batch, and now and then
             on real examples (`sfumato.privacy.spot_check`).
-        randomness: Source of the noise: a new key from the operating system if None. With
-            `Randomness.from_seed` releases can be repeated, and are not private.
+        randomness: Source of the noise: a new key from the operating system if None. A key serves
+            one mechanism: two would have the same noise. With `Randomness.from_seed` releases can
+            be repeated, and are not private.
 
     Guarantee: If every call of `release` follows the accumulation of one draw of `sampler`, each
     drawn example once, then the sequence of gradients released is the composition of `history`:
@@ -85,6 +87,12 @@ class PrivateGradients:
         self._draw = DrawCount()
         self._observed: Tensor | None = None
         self._statistics = BatchStatistics()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Give a copy a key of its own: two releases with one noise give their difference away."""
+        self.__dict__.update(state)
+        if not self.randomness.seeded:
+            self.randomness = Randomness.fresh()
 
     @property
     def clipping(self) -> ClippingRule:
