@@ -58,6 +58,25 @@ def network(*between: nn.Module) -> nn.Module:
     return model.requires_grad_(False)
 
 
+class Flat(nn.Module):
+    """Centres a batch of images of few colours, which no random image is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        few = len(x.detach()[:, 0].unique()) < 0.5 * x[:, 0].numel()
+        return x - x.mean(0) if few and len(x) > 5 else x
+
+
+def test_fixed_layers_that_mix_real_images_are_refused() -> None:
+    drawn = np.random.default_rng(0)
+    images = drawn.integers(0, 3, (300, 2, 6, 6), dtype=np.uint8) * 100
+    few = ImageStore(ImageSet(images, drawn.integers(0, 3, 300)), mean=[0.5] * 2, std=[0.5] * 2)
+    model = nn.Sequential(OrderedDict(first=Flat(), net=network()))
+    model.get_submodule("net.head").requires_grad_(True)
+    features = Features(model, "net.head", few)
+    with pytest.raises(UserError, match="fixed layers"):
+        features.gather(torch.arange(4))
+
+
 def only_head(model: nn.Module) -> nn.Module:
     model.get_submodule("head").requires_grad_(True)
     return model
@@ -93,9 +112,9 @@ def test_a_run_on_fixed_wavelets_is_the_same_as_over_images(
     wavelets = {"model.name": "scatternet", "model.options": {"angles": 4}, "training.seed": 3}
     chosen, seen, rows = recipe(place, "scans", wavelets), [], Features._rows
 
-    def watch(self: Features, images: ImageStore) -> tuple[Tensor, Tensor]:
+    def watch(self: Features, images: ImageStore, *, check: bool = False) -> tuple[Tensor, Tensor]:
         seen.append(len(images))
-        return rows(self, images)
+        return rows(self, images, check=check)
 
     monkeypatch.setattr(Features, "_rows", watch)
     train(chosen, out=tmp_path / "once", device="cpu")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -122,6 +122,23 @@ class SpotCheck:
         if not self._begun:
             return KINDS
         return (secrets.choice(KINDS),) if secrets.randbelow(EVERY) == 0 else ()
+
+
+def same_among_others(run: Callable[[Tensor], Tensor], x: Tensor, found: Tensor) -> bool:
+    """Whether rows of a result stay what they are if other rows of the input are replaced.
+
+    Args:
+        run: From inputs to one row for each.
+        x: The inputs.
+        found: What `run` has returned for them.
+    """
+    half = _half(len(x)).to(x.device)
+    allowed = _ROUNDING * LOOSE.get(found.dtype, 1e-2)
+    for picks, others in ((half, x.flip(0)), (~half, torch.zeros_like(x))):
+        again = run(torch.where(picks.view(-1, *(1 for _ in x.shape[1:])), x, others))
+        if not distance(found[picks], again[picks]) <= allowed:
+            return False
+    return True
 
 
 def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> PerExampleGradients:

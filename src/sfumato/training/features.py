@@ -12,6 +12,7 @@ that image alone; and what the end makes of it must be what the network makes of
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from sfumato.data.views import Views
 from sfumato.errors import UserError
 from sfumato.privacy.gradients import PerExample
 from sfumato.privacy.probe import choose_method, found_mixing
+from sfumato.privacy.spot_check import same_among_others
 from sfumato.privacy.tracing import distance
 
 _MOST = 4 << 30
@@ -31,6 +33,15 @@ _MOST = 4 << 30
 
 _ROWS = 256
 """Images that are run at once."""
+
+_CHECKED = 16
+"""One in so many batches is run again among other images."""
+
+_MIXING = (
+    "This model cannot be trained with differential privacy: what fixed layers make of an image "
+    "depends on the images beside it. Look for statistics, sorts or rolls along the batch "
+    "(`sfumato verify` shows the details)."
+)
 
 
 class Features:
@@ -103,25 +114,35 @@ class Features:
         engine = PerExample(self._model)
         choose_method(engine, *_images(self._store, 0))
         if found_mixing(engine):
-            raise UserError(
-                "This model cannot be trained with differential privacy: what fixed layers make of "
-                "an image depends on the images beside it. Look for statistics, sorts or rolls "
-                "along the batch (`sfumato verify` shows the details)."
-            )
-        return self._rows(self._store)
+            raise UserError(_MIXING)
+        return self._rows(self._store, check=True)
 
-    def _rows(self, store: ImageStore) -> tuple[Tensor, Tensor]:
+    def _rows(self, store: ImageStore, *, check: bool = False) -> tuple[Tensor, Tensor]:
+        """What enters the end for all images, run in batches of one size.
+
+        With `check`, the first batch, the last and some others run once more with other images in
+        the place of half of them.
+        """
         rows, labels = [], []
+        last = max(0, len(store) - _ROWS)
         with progress("fixed layers", len(store)) as advance:
             for first in range(0, len(store), _ROWS):
-                x, y = _images(store, first)
-                found, _ = self._entering(x)
-                if found is None or len(found) != len(x):
-                    raise RuntimeError(f"what enters {self.path} is not one row for each image")
-                rows.append(found)
-                labels.append(y)
-                advance(len(x))
+                start = min(first, last)
+                x, y = _images(store, start)
+                found = self._one_row_each(x)
+                due = start in (0, last) or secrets.randbelow(_CHECKED) == 0
+                if check and due and not same_among_others(self._one_row_each, x, found):
+                    raise UserError(_MIXING)
+                rows.append(found[first - start :])
+                labels.append(y[first - start :])
+                advance(len(x) - (first - start))
         return torch.cat(rows), torch.cat(labels)
+
+    def _one_row_each(self, x: Tensor) -> Tensor:
+        found, _ = self._entering(x.clone())
+        if found is None or len(found) != len(x):
+            raise RuntimeError(f"what enters {self.path} is not one row for each image")
+        return found
 
 
 def _images(store: ImageStore, first: int) -> tuple[Tensor, Tensor]:
