@@ -7,6 +7,7 @@ one is right is found out on this very model before the first batch counts: see 
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from sfumato.privacy.paths import Path
 from sfumato.privacy.probe import choose_method, holds_at_size
 from sfumato.privacy.state import hook_keys
 from sfumato.privacy.summing import Gradients, PerExampleGradients
+
+if TYPE_CHECKING:
+    from sfumato.privacy.isolation_proof import Proof
 
 _MOST_PADDING = 1.25
 """A batch runs in a size that was checked if that is larger by this at most."""
@@ -42,6 +46,7 @@ class PerExample(Layered):
         method: How the last batch was run: one of `layered.METHODS`.
         passed_over: Faster methods that were not used, and why.
         narrowest: The least precise floating-point type that the model computes in.
+        proof: Whether isolation is proved besides being tested; None until `prove` is called.
 
     Guarantee: Before the first batch of a new input shape, and again before one of another size
     (batches are padded to few sizes; an example of padding adds exactly nothing), on random inputs
@@ -64,6 +69,15 @@ class PerExample(Layered):
         self._compiled: dict[object, Compiled | None] = {}
         self._checked: dict[object, dict[int, str]] = {}
         self._said = False
+        self.proof: Proof | None = None
+
+    def prove(self, x: Tensor, y: Tensor) -> Proof:
+        """Try to prove, for all inputs like these, that examples do not reach each other."""
+        # PyTorch's tracing takes seconds to import.
+        from sfumato.privacy.isolation_proof import prove_isolation
+
+        self.proof = prove_isolation(self.model, self.loss, x, y)
+        return self.proof
 
     def __call__(self, x: Tensor, y: Tensor) -> PerExampleGradients:
         """Per-example gradients for `len(y)` examples of `views` rows each."""
