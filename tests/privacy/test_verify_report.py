@@ -36,6 +36,20 @@ def test_report_of_a_sound_model() -> None:
     assert ratio is not None and 0.9999 < ratio <= 1
 
 
+def test_report_says_whether_isolation_is_proved_or_tested() -> None:
+    proved = verify(small(), input_shape=SHAPE, batch=4)
+    assert proved.proof is not None and proved.proof.proved
+    details = {c.name: c.detail for c in proved.checks}
+    said = f"proved on a graph of {proved.proof.operators} operators, for every size of batch"
+    assert details["changing one example moves no other's output"] == said
+    tested = verify(SOUND["rolled_back"][0](), input_shape=SHAPE, batch=4)
+    assert tested.passed and tested.proof is not None and not tested.proof.proved
+    details = {c.name: c.detail for c in tested.checks}
+    said = "tested on random inputs (not proved: operator aten.roll in the model (Model): "
+    assert details["changing one example moves no other's output"].startswith(said)
+    assert verify(MIXING["batch mean"](), input_shape=SHAPE).proof is None
+
+
 def test_report_of_a_refused_model_has_every_row() -> None:
     report = verify(MIXING["batch norm"](), input_shape=SHAPE)
     assert not report.passed and len(report.checks) == 15

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,9 @@ from sfumato.privacy.trials import (
     realised_norm,
     single_example,
 )
+
+if TYPE_CHECKING:
+    from sfumato.privacy.isolation_proof import Proof
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,21 @@ class ParameterError:
 
 @dataclass
 class Report:
-    """The outcome of `verify`."""
+    """The outcome of `verify`.
+
+    Attributes:
+        checks: What must hold.
+        parameters: The error of each parameter's gradients.
+        paths: Which layer takes which path.
+        warnings: What a user should know besides.
+        proof: Whether isolation is proved besides being tested; None if a test has failed.
+    """
 
     checks: list[Check] = field(default_factory=list)
     parameters: list[ParameterError] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    proof: Proof | None = None
 
     @property
     def passed(self) -> bool:
@@ -250,15 +263,23 @@ def _add_isolation(report: Report, variants: list[Trial], batch: int, seed: int)
             mixing = _scan(trial, batch, seed, thorough=thorough)
         if mixing is not None and mixing.what not in found:
             found[mixing.what] = mixing, "" if training else " (in evaluation mode)"
+    if not found:
+        report.proof = _proof(own)
     for what, name in ISOLATED.items():
         if what in found:
             mixing, mode = found[what]
             amount = None if math.isnan(mixing.amount) else mixing.amount
             report.checks.append(Check(name, False, f"{mixing}{mode}", amount, APART))
         else:
-            report.checks.append(
-                Check(name, None if found else True, "not reached" if found else "")
-            )
+            detail = str(report.proof) if report.proof else "not reached"
+            report.checks.append(Check(name, None if found else True, detail))
+
+
+def _proof(trial: Trial) -> Proof:
+    # PyTorch's tracing takes seconds to import.
+    from sfumato.privacy.isolation_proof import prove_isolation
+
+    return prove_isolation(trial.model, trial.loss, trial.like_x, trial.like_y)
 
 
 def _scan(trial: Trial, batch: int, seed: int, *, thorough: bool) -> Mixing | None:
