@@ -116,9 +116,14 @@ def test_noise_plans_are_bounded_from_above_and_quick() -> None:
     assert found <= 1.1 * exact.get_epsilon_for_delta(DELTA)
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e-5, 0.01, 0.1])
-def test_too_much_to_compute_is_infinite(noise: float) -> None:
-    assert group_epsilon([Step(0.5, noise, 1000)], delta=DELTA, size=10) == math.inf
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("q", "noise", "count"),
+    [(0.5, 0.0, 1000), (0.5, 1e-5, 1000), (0.5, 0.01, 1000), (0.5, 0.1, 1000), (1e-3, 0.05, 1),
+     (0.02, 0.2, 1)],
+)  # fmt: skip
+def test_too_much_to_compute_is_infinite(q: float, noise: float, count: int) -> None:
+    assert group_epsilon([Step(q, noise, count)], delta=DELTA, size=10) == math.inf
 
 
 def test_nothing_costs_nothing() -> None:

@@ -57,7 +57,9 @@ def group_epsilon(steps: Sequence[Step], *, delta: float, size: int) -> float:
 def _group_epsilon(history: tuple[Step, ...], delta: float, size: int) -> float:
     if not _rough(history, size) < 2 * MOST:
         return math.inf
-    found = accounting.compose_pld(history, _POINTS, group=size).get_epsilon_for_delta(delta)
+    total = accounting.compose_pld(history, _POINTS, group=size)
+    with np.errstate(over="ignore"):  # An epsilon beyond all numbers is infinite.
+        found = total.get_epsilon_for_delta(delta)
     return float(found) if found <= MOST else math.inf
 
 
