@@ -199,7 +199,7 @@ def _checked(what: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
     kind = next(t for t in typing.get_args(hint) if t is not types.NoneType) if optional else hint
     whole, kind = kind, typing.get_origin(kind) or kind
     if not _is_moderate(value):
-        raise UserError(f"{what} must be made of numbers that are finite and below 2^53.")
+        raise UserError(f"{what} has a number of 2^63 or more, or lists nested in lists.")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     of = next(iter(typing.get_args(whole)), None) if kind is list else None
@@ -226,20 +226,20 @@ def _checked(what: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
     if any(not bounds[k][1](value, limit) for k, limit in stated.items()):
         allowed = " and ".join(f"{bounds[k][0]} {limit:g}" for k, limit in stated.items())
         raise UserError(f"{what} must be {allowed}, not {value!r}. ({meta['help']})")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{what} must be a finite number, not {value!r}.")
     return value
 
 
 def _is_moderate(value: Any, depth: int = 0) -> bool:
-    """Whether a value holds neither infinite, undefined nor enormous numbers, nor lists in lists.
+    """Whether a value holds neither whole numbers that no machine word holds, nor deep lists.
 
-    Numbers beyond 2^53 are no longer exact as floats.
+    What a model takes for its own options is checked where it is built.
     """
     if isinstance(value, list | tuple | Mapping):
         inside = value.values() if isinstance(value, Mapping) else value
         return depth < 5 and all(_is_moderate(part, depth + 1) for part in inside)
-    if isinstance(value, int):
-        return abs(value) < 2**53
-    return not isinstance(value, float) or math.isfinite(value)
+    return not isinstance(value, int) or abs(value) < (2**63 if depth == 0 else 2**200)
 
 
 def _check_together(recipe: Recipe) -> None:

@@ -10,6 +10,7 @@ import copy
 import hashlib
 import json
 import random
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_result import Run
+from cli_result import Run, refused
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -27,7 +28,7 @@ from tiny_run import train_run
 
 DEEP = "[" * 100_000 + "]" * 100_000
 VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 10**12, 10**400, 1e308, float("nan"), float("inf"), "", "x", [], [None],
+    None, True, -1, 0, 10**12, 800000, 1e308, float("nan"), float("inf"), "", "x", [], [None],
     [[]], {}, {"x": None}, "dead-leaves",
 )  # fmt: skip
 
@@ -206,6 +207,42 @@ def check(sfumato: Run, trained: Path, kind: str, seed: int) -> None:
     assert "Traceback" not in result.err, (what, line, result.err)
     if result.code == 2:
         assert "error: " in result.err, (what, line, result.err)
+
+
+@pytest.mark.parametrize("command", ["report", "card", "analyze", "resume"])
+@pytest.mark.parametrize("line", ["null", "[]", "1", DEEP, '{"step": null}', '{"final": true}'])
+def test_records_that_are_none(sfumato: Run, trained: Path, command: str, line: str) -> None:
+    run = Path(shutil.copytree(trained, "run"))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(f"{line}\n")
+    result = sfumato(*words_of(command, run))
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"channels": 10**12}, {"channels": 8000}, {"size": [60_000, 60_000]}, {"options": None},
+        {"options": {"filters": 10**9}}, {"options": {"filters": 60_000}}, {"model": None},
+        {"model": "wrn-999999999-4"}, {"classes": []}, {"classes": [None]}, {"guarantee": None},
+        {"options": {"classes": 3}}, {"mean": ["x"]}, {"size": 8},
+        {"model": "wrn-90001-1", "options": {}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_descriptions_that_lie(sfumato: Run, trained: Path, changes: dict[str, Any]) -> None:
+    """A network far larger than its weights is refused before it takes memory."""
+    path = Path(shutil.copytree(trained, "run")) / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        content = json.loads(file.metadata()[FORMAT])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    content = {k: v for k, v in content.items() if k != "tensors"} | changes
+    if "channels" in changes and changes["channels"] == 8000:
+        content |= {"mean": [0.5] * 8000, "std": [0.5] * 8000}
+    save_file(tensors, path, metadata={FORMAT: json.dumps(content)})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(sfumato("predict", "run", "nowhere.png"), "run/model.safetensors")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
 
 
 @pytest.mark.parametrize("kind", DAMAGES)

@@ -80,7 +80,7 @@ def test_names_of_a_form(family: dict[str, object]) -> None:
         ({"kind": "aa"}, "one of 'a', 'b'. Did you mean 'a'"),
         ({"layout": (1, 2, 3)}, "a list of 2 whole numbers"),
         ({"layout": (1, 0)}, "a list of 2 whole numbers"),
-        ({"maybe": "x"}, "a whole number of at least 1 or none"),
+        ({"maybe": "x"}, "a whole number of at least 1 and at most 65536 or none"),
         ({"on": 1}, "true or false"),
         ({"size": 1}, "at least 2x2 pixels, not 1x1"),
         ({"classes": 0}, "classes must be a whole number"),

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato import jsonlines, models
 from sfumato.data.test_time import CHOICES, averaged
-from sfumato.errors import UserError
+from sfumato.errors import CodeError, UserError
 from sfumato.training.files import WEIGHTS, trust, write_whole
 
 FORMAT = "sfumato-1"
@@ -32,8 +32,11 @@ TENSORS = "tensors"
 """Under which a weights file has the digest of its tensors; older ones have none."""
 
 
+_SIDE = 1 << 13
+"""More channels, or pixels along a side, than this are a mistake, or an attack."""
+
 _MOST = 1 << 16
-"""More channels, pixels along a side or classes than this are a mistake, or an attack."""
+"""So are more classes than this."""
 
 
 def _is_number(value: object) -> bool:
@@ -70,8 +73,8 @@ class Description:
 
     def __post_init__(self) -> None:
         counts = (self.channels, *self.size, self.bits)
-        if any(type(n) is not int or not 1 <= n <= _MOST for n in counts) or len(self.size) != 2:
-            raise ValueError(f"channels, size or bits are not whole numbers from 1 to {_MOST}")
+        if any(type(n) is not int or not 1 <= n <= _SIDE for n in counts) or len(self.size) != 2:
+            raise ValueError(f"channels, size or bits are not whole numbers from 1 to {_SIDE}")
         if not all(type(name) is str for name in (self.model, self.test_views, *self.classes)):
             raise ValueError("the model, its views or a class is not named by a text")
         if not 1 <= len(self.classes) <= _MOST:
@@ -234,9 +237,14 @@ def load(
                 trust=trust(trust_code, given),
             )
         network.to(device).load_state_dict(tensors)
+    except CodeError:
+        raise
+    except UserError as error:
+        raise UserError(f"{path} cannot be used: {error}") from None
     except (RuntimeError, ArithmeticError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
         raise UserError(
-            f"The weights in {path} do not fit '{description.model}': {error}"
+            f"The weights in {path} do not fit '{description.model}': {reason}"
         ) from None
     network.eval()
     return Classifier(network, description)
