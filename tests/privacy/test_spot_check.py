@@ -344,3 +344,21 @@ def test_the_decision_does_not_follow_from_a_seed(monkeypatch: pytest.MonkeyPatc
         check._begun = True
         seen.add(tuple(bool(check._kinds()) for _ in range(40)))
     assert len(seen) > 1
+
+
+@pytest.mark.slow
+def test_the_compiled_pass_is_checked_and_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for every in (1, 10**9):
+        monkeypatch.setattr(spot_check, "EVERY", every)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(288, 3))
+        engine = private(model)
+        engine.per_example.precision = torch.float32
+        x, y = torch.rand(6, 3, 8, 8), torch.arange(6) % 3
+        for _ in range(6):
+            engine.accumulate(x, y)
+        assert "compiled" not in engine.per_example.passed_over
+        engine.release()
+        found.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))  # type: ignore[arg-type]

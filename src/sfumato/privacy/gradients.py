@@ -81,12 +81,7 @@ class PerExample(Layered):
 
     def __call__(self, x: Tensor, y: Tensor) -> PerExampleGradients:
         """Per-example gradients for `len(y)` examples of `views` rows each."""
-        _check_inputs(x, y)
-        if x.shape[0] != y.shape[0] * self.views:
-            raise ValueError(
-                f"{y.shape[0]} targets with {self.views} views each need "
-                f"{y.shape[0] * self.views} rows, not {x.shape[0]}"
-            )
+        _check_inputs(x, y, self.views)
         parameters = self.trainable
         examples = y.shape[0]
         if examples == 0:
@@ -114,6 +109,7 @@ class PerExample(Layered):
 
     def settle(self, x: Tensor, y: Tensor) -> None:
         """Choose and check the method for batches like this one, unless it was done before."""
+        _check_inputs(x, y, self.views)
         if not self.knows(x, y):
             self._choose(x, y)
 
@@ -213,7 +209,7 @@ def _padded(x: Tensor, y: Tensor, size: int, views: int) -> tuple[Tensor, Tensor
     return padded, torch.cat([y, y[more]])
 
 
-def _check_inputs(x: object, y: object) -> None:
+def _check_inputs(x: object, y: object, views: int) -> None:
     """Say what is wrong with inputs of a kind that gradients cannot be taken of."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         kinds = f"{type(x).__name__} and {type(y).__name__}"
@@ -221,6 +217,11 @@ def _check_inputs(x: object, y: object) -> None:
     if torch.is_inference_mode_enabled() or x.is_inference() or y.is_inference():
         raise UserError(
             "Gradients cannot be taken in torch.inference_mode, nor of tensors made in it."
+        )
+    if x.shape[0] != y.shape[0] * views:
+        raise ValueError(
+            f"{y.shape[0]} targets with {views} views each need {y.shape[0] * views} rows, not "
+            f"{x.shape[0]}"
         )
 
 

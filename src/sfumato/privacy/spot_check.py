@@ -86,12 +86,9 @@ class SpotCheck:
         """
         if not engine.check or not len(y):
             return engine(x, y)
-        self._last = x, y
         kinds = self._kinds()
-        if not kinds:
-            return engine(x, y)
-        found = _checked(engine, x, y, kinds)
-        self._begun = True
+        found = _checked(engine, x, y, kinds) if kinds else engine(x, y)
+        self._begun, self._last = True, (x, y)
         return found
 
     def at_end(self, engine: PerExample) -> None:
@@ -259,7 +256,7 @@ def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
     None for a compiled pass, whose precision is less than its reference's, and where the examples
     of a batch run alone anyway.
     """
-    if engine.precision is not None or engine.method == "loop":
+    if engine.precision is not None or engine.method == "loop" or not engine.trainable:
         return None
     picks, views = torch.tensor(_order(len(y))[:_FEW]), engine.views
     rows = x[(picks.unsqueeze(1) * views + torch.arange(views)).flatten().to(x.device)]

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 from sfumato.errors import UserError
 from sfumato.privacy.draws import random_rows, random_targets
 from sfumato.privacy.isolation import LOOSE, look, shape_complaint
-from sfumato.privacy.state import PROBE_SEED, Still
+from sfumato.privacy.state import PROBE_SEED, Still, undisturbed
 from sfumato.privacy.tracing import distance
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ class _Types(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def narrowest(model: nn.Module, x: Tensor) -> torch.dtype:
     """The least precise floating-point type that the model holds or computes in."""
-    with _Types() as types:
-        outputs = look(model, x, None).outputs
+    with undisturbed(model), torch.no_grad(), _Types() as types:
+        model(x.clone())
     found = {*types.seen, *(p.dtype for p in model.parameters() if p.is_floating_point())}
-    types_found: list[torch.dtype] = list(found or {outputs.dtype})
-    return max(types_found, key=lambda dtype: torch.finfo(dtype).eps)
+    some: list[torch.dtype] = list(found or {torch.float32})
+    return max(some, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def is_random(model: nn.Module, x: Tensor) -> bool:
