@@ -97,13 +97,17 @@ def test_only_own_functions_and_modules_of_a_trusted_module_are_called(
         build(f"trust_mine:{attribute}", Trust(("trust_mine",)))
 
 
-def test_a_function_from_elsewhere_is_called_if_named_in_full(place: Path) -> None:
+def test_a_function_from_elsewhere_is_called_if_named_in_full(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (place / "trust_there.py").write_text("from torch import nn\ndef f(): return nn.Identity()\n")
     (place / "trust_here.py").write_text("from trust_there import f\n")
     with pytest.raises(UserError, match=r"--trust-code trust_here:f[.]"):
         build("trust_here:f", Trust(("trust_here", "trust_there")))
     assert isinstance(build("trust_here:f", Trust(("trust_here:f",))), nn.Identity)
     assert isinstance(create("trust_here:f"), nn.Identity), "typed by the user himself"
+    monkeypatch.setenv("SFUMATO_MODELS", "trust_here:f")
+    assert isinstance(build("trust_here:f", Trust()), nn.Identity)
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,11 @@ class Trust:
 
     def covers(self, name: str) -> bool:
         """Whether the user named this model or its module."""
-        listed = os.environ.get(VARIABLE, "").replace(" ", "").split(",")
-        known = {*self.names, *listed}
-        return name in known or name.partition(":")[0] in known
+        return self.names_in_full(name) or self.names_in_full(name.partition(":")[0])
+
+    def names_in_full(self, name: str) -> bool:
+        """Whether the user wrote this very name."""
+        return name in (*self.names, *os.environ.get(VARIABLE, "").replace(" ", "").split(","))
 
     def run_folder_of(self, path: str) -> str | None:
         """The run folder that a file lies in, or None.
@@ -174,7 +176,7 @@ def _attribute(name: str, module: ModuleType, trust: Trust | None) -> Callable[.
         )
     # `__module__` is an attribute that anybody can set; the globals of a function are its module's.
     own = inspect.unwrap(build).__globals__ is vars(module)
-    if trust is not None and not own and name not in trust.names:
+    if trust is not None and not own and not trust.names_in_full(name):
         raise CodeError(
             f"{trust.where} names the model '{name}', a function that '{module_name}' only imports "
             "from another module. Functions that a trusted module defines itself may be used; for "
