@@ -320,9 +320,9 @@ def test_about_one_batch_in_a_hundred_is_checked(monkeypatch: pytest.MonkeyPatch
     engine.accumulate(x, y)
     calls.clear()
     monkeypatch.setattr(engine.spot_check, "_kinds", _counted(engine.spot_check._kinds, hits := []))
-    for _ in range(3000):
+    for _ in range(6000):
         engine.accumulate(x, y)
-    assert 3000 / 400 < sum(hits) < 3000 / 60
+    assert 6000 / 750 < sum(hits) < 6000 / 80
 
 
 def _counted(kinds: Callable[[], tuple[str, ...]], hits: list[bool]) -> Callable[[], Any]:
