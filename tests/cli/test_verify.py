@@ -74,12 +74,15 @@ def test_sound_model(run: Run) -> None:
     assert "Everything holds." in out and "FAILS" not in out
     assert "Conv2d" in out and "rule" in out and "4×3×3×3" in out
     assert "checking the realised norm" in err
+    words = " ".join(out.split())
+    assert "tested on random inputs (not proved: operator aten.slice_scatter in layer '0'" in words
 
 
 def test_registered_model_in_its_usual_size(run: Run) -> None:
     code, out, _ = run("tanh-cnn", "--batch", "3", "--set", "filters=4")
     assert code == 0, out
     assert "tanh-cnn on 1×28×28 images, 10 classes" in out
+    assert re.search(r"proved on a graph of \d+ operators, for every size of batch", out)
 
 
 def test_mixing_model_fails_and_names_the_layer(run: Run) -> None:

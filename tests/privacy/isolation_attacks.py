@@ -30,11 +30,13 @@ class Attacked(nn.Module):
         self.register_buffer("seen", torch.zeros(WIDTH))
         self.plain = torch.zeros(WIDTH)
         self.calls = 0
+        self.wants_gradient = False
         self.memory: list[Tensor] = []
         for name, part in parts.items():
             self.add_module(name, part)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.wants_gradient = x.requires_grad
         out: Tensor = self.last(self.attack(self, torch.tanh(self.first(x))))
         return out
 
@@ -243,6 +245,53 @@ def _parameter_replaced(m: Any, h: Tensor) -> Tensor:
 def _data_replaced(m: Any, h: Tensor) -> Tensor:
     h.data = h.data.flip(0)
     return h
+
+
+@attack("data written in place")
+def _data_written(m: Any, h: Tensor) -> Tensor:
+    h.data.copy_(h.data.flip(0))
+    return h
+
+
+@attack("written through detach")
+def _detach_written(m: Any, h: Tensor) -> Tensor:
+    h = h * 1
+    h.detach().mul_(h.detach().mean())
+    return h
+
+
+@attack("written without gradients")
+def _written_without_gradients(m: Any, h: Tensor) -> Tensor:
+    h = h * 1
+    with torch.no_grad():
+        h.view(-1)[:WIDTH] = 0
+    return h
+
+
+@attack("set to another tensor")
+def _set(m: Any, h: Tensor) -> Tensor:
+    g = h.detach().clone()
+    g.set_(h.detach().flip(0).contiguous())
+    return h * g
+
+
+@attack("swapped tensors")
+def _swapped(m: Any, h: Tensor) -> Tensor:
+    a, b = h.detach() * 1, h.detach().flip(0) * 1
+    torch.utils.swap_tensors(a, b)
+    return h * a
+
+
+@attack("storage copied")
+def _storage(m: Any, h: Tensor) -> Tensor:
+    g = torch.zeros_like(h)
+    g.untyped_storage().copy_(h.detach().flip(0).contiguous().untyped_storage())
+    return h * g
+
+
+@attack("mixing unless gradients of inputs are taken")
+def _without_input_gradients(m: Any, h: Tensor) -> Tensor:
+    return h if m.wants_gradient else h - h.mean(0)
 
 
 @attack("plain tensor updated in place")

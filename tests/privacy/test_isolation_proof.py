@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sfumato import models
 from sfumato.privacy import PerExample
 from sfumato.privacy.isolation_proof import Proof, prove_isolation
+from sfumato.privacy.isolation_proof.sizes import HINT
 from sfumato.privacy.losses import Loss, cross_entropy
 from sfumato.privacy.state import Snapshot
 
@@ -28,7 +29,7 @@ NOT_PROVED = {
     "old spectral norm": "writes into",
     "orthogonal": "_Orthogonal",
     "rolled_back": "a roll along the batch",
-    "control_flow": "takes numbers out of a tensor",
+    "control_flow": "asks for the size of the batch",
     "counts_calls": "writes into",
 }
 """Sound models that the proof does not cover, and why."""
@@ -177,10 +178,24 @@ def test_words_and_their_gradients_are_proved() -> None:
     assert proof.proved, proof.reason
 
 
+def test_a_constant_with_as_many_rows_as_the_trace_is_not_proved() -> None:
+    numbers = torch.arange(float(HINT))[:, None]
+    assert not proof_of(Fn(lambda m, h: h * numbers)).proved
+
+
 def test_frozen_statistics_are_proved_and_others_are_not() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
     assert not proof_of(model, (1, 4, 4)).proved
     assert proof_of(model.eval(), (1, 4, 4)).proved
+
+
+def test_a_layer_reached_through_a_closure_is_not_proved() -> None:
+    model = Fn(lambda m, h: h)
+    first = model.first
+    model.first = nn.Identity()
+    model.hidden = first
+    model.function = lambda m, x: first(x)
+    assert "other than through its module" in proof_of(model).reason
 
 
 def test_a_hook_on_a_parameter_is_not_proved() -> None:
@@ -209,10 +224,11 @@ class Fn2(nn.Module):
 
 
 def test_the_model_and_random_states_are_left_as_they_were() -> None:
-    model = ATTACKS["buffer updated in place"]()
+    model, other = (ATTACKS[name]() for name in ("buffer updated in place", "call counter"))
     before, state = Snapshot(model), torch.get_rng_state()
     proof_of(model)
-    proof_of(ATTACKS["parameter written through .data"]())
+    proof_of(other)
+    assert other.calls == 0
     assert before.first_difference(Snapshot(model)) is None
     assert torch.equal(state, torch.get_rng_state())
     assert all(p.grad is None for p in model.parameters())
@@ -223,6 +239,14 @@ def test_an_engine_keeps_its_proof() -> None:
     assert engine.proof is None
     assert engine.prove(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)).proved
     assert engine.proof is not None and engine.proof.proved
+
+
+def test_nothing_is_printed_about_a_model_that_cannot_be_traced(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    proof = proof_of(Fn(lambda m, h: torch.linalg.qr(h).Q @ torch.ones(WIDTH, WIDTH)))
+    assert not proof.proved
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_model_that_cannot_be_traced_is_no_error() -> None:

@@ -42,6 +42,7 @@ def test_report_says_whether_isolation_is_proved_or_tested() -> None:
     details = {c.name: c.detail for c in proved.checks}
     said = f"proved on a graph of {proved.proof.operators} operators, for every size of batch"
     assert details["changing one example moves no other's output"] == said
+    assert details["changing one example moves no other's gradient"] == "proved"
     tested = verify(SOUND["rolled_back"][0](), input_shape=SHAPE, batch=4)
     assert tested.passed and tested.proof is not None and not tested.proof.proved
     details = {c.name: c.detail for c in tested.checks}

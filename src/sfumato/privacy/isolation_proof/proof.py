@@ -6,10 +6,10 @@ results, or refuses.
 
 Guarantee: If isolation is proved, then under the conditions below there are functions f, l and g
 such that, for every batch of two or more examples, the output of row i is f(x_i), its loss is
-l(x_i, y_i), the gradient of the summed loss with respect to x_i depends on (x_i, y_i) alone, and
-the gradient with respect to each parameter is the sum over i of g(x_i, y_i). Each may also depend
-on parameters, constants, and random numbers that were drawn for that row or that no data
-influenced. None depends on the number of rows, nor on the position of a row.
+l(x_i, y_i), and the gradient of the summed loss with respect to each parameter is the sum over i of
+g(x_i, y_i). Each may also depend on parameters, constants, and random numbers that were drawn for
+that row or that no data influenced. None depends on the number of rows, nor on the position of a
+row.
 
 This holds by induction over the operators, since each rule carries the property from inputs to
 outputs. Backward passes of custom autograd functions, hooks on tensors and modules, and recomputed
@@ -20,14 +20,17 @@ Conditions:
   attributes is compared before and after, and tensors that outlive the pass are found, but not
   numbers, files or clocks that its code reads elsewhere, nor code that asks whether it is traced.
 - Kernels compute what their operator says, each row for itself. Rounding may depend on the batch.
-- The model is in the mode (training or evaluation) in which it will be used.
+- The model is in the mode (training or evaluation) in which it will be used, and inputs have the
+  shape, type and device of those given.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
+import logging
 import random
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -140,14 +143,38 @@ def _refuse_survivors(kept: list[weakref.ref[Tensor]]) -> None:
 @contextmanager
 def _no_python_draws() -> Iterator[None]:
     """Refuse a pass that draws from the random numbers of Python or NumPy."""
-    before = random.getstate(), str(np.random.get_state())
+    python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
+        drawn = python != random.getstate() or str(numpy) != str(np.random.get_state())
     finally:
-        after = random.getstate(), str(np.random.get_state())
-        random.setstate(before[0])
-    if before != after:
+        random.setstate(python)
+        np.random.set_state(numpy)
+    if drawn:
         raise _NotProved("the code draws random numbers of Python or NumPy")
+
+
+_LOGGERS = (
+    "torch._subclasses.fake_tensor",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.fx.experimental.recording",
+)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Say nothing of what PyTorch says when it cannot follow a model."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 def _shell(module: nn.Module) -> nn.Module:
@@ -177,7 +204,7 @@ def _batch(recorder: Recorder, sizes: Sizes, x: Tensor, y: Tensor) -> tuple[Tens
     with recorder:
         inputs = torch.empty_like(shape, device=x.device)
         targets = torch.empty((shape.shape[0], *y.shape[1:]), dtype=y.dtype, device=y.device)
-    return inputs.requires_grad_(x.is_floating_point()), targets
+    return inputs, targets
 
 
 def _trace(
@@ -188,6 +215,7 @@ def _trace(
     own_loss = _shell(loss) if isinstance(loss, nn.Module) else loss
     before = [Snapshot(part) for part in (shell, own_loss) if isinstance(part, nn.Module)]
     state = {n: _fake(recorder, t) for n, t in _state(shell)}
+    recorder.replaced = {t.data_ptr() for _, t in _state(shell) if t.numel()}
     inputs, targets = _batch(recorder, sizes, x, y)
     for tensor in state.values():
         recorder.set(tensor, Shared())
@@ -196,6 +224,8 @@ def _trace(
     recorder.begin()
     with ExitStack() as stack:
         for context in (
+            _quiet(),
+            torch.random.fork_rng(devices=[]),
             _no_python_draws(), recorder, enable_python_dispatcher(), recorder.naming(shell),
             NoReplacing(recorder), torch.enable_grad(),
             torch.autograd.set_multithreading_enabled(False),
@@ -257,12 +287,10 @@ def _run(
         wrapped = {name: to_fun(tensor) for name, tensor in state.items()}
         x, y = to_fun(inputs), to_fun(targets)
         with _holding(model, {id(t): wrapped[n] for n, t in _state(model)}):
-            outputs = model(x * 1)
+            outputs = model(x)
             losses = loss(outputs, y)
             _refuse_results(outputs, losses)
             wanted = {n: p for n, p in wrapped.items() if p.requires_grad}
-            if x.requires_grad:
-                wanted[""] = x
             found = torch.autograd.grad(losses.sum(), list(wanted.values()), allow_unused=True)
         for name, tensor in wrapped.items():
             if has_data_mutation(tensor):
@@ -273,8 +301,7 @@ def _run(
         _judge(recorder, "the losses", losses, EXAMPLE)
         for name, gradient in zip(wanted, found, strict=True):
             if gradient is not None:
-                what = f"the gradient of parameter '{name}'" if name else "the gradient of inputs"
-                _judge(recorder, what, gradient, Total() if name else EXAMPLE)
+                _judge(recorder, f"the gradient of parameter '{name}'", gradient, Total())
 
 
 def _refuse_results(outputs: object, losses: object) -> None:

@@ -62,12 +62,14 @@ class Recorder(FakeTensorMode):
     Attributes:
         operators: How many operators have been followed.
         failure: The first thing for which no value of a result could make up, or None.
+        replaced: Addresses of parameters and buffers that others stand in for.
     """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(shape_env=sizes, allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]
         self.operators = 0
         self.failure: str | None = None
+        self.replaced: set[int] = set()
         self._values: dict[int, tuple[Tensor, Value]] = {}
         self._inside = 1
         self._decompositions = _decompositions()
@@ -84,6 +86,8 @@ class Recorder(FakeTensorMode):
             return self._values[id(tensor)][1]
         if isinstance(tensor, FakeTensor):
             return Mixed("a tensor of unknown origin is used")
+        if tensor.requires_grad or tensor.data_ptr() in self.replaced:
+            return Mixed("a parameter or buffer is reached other than through its module")
         return Shared()
 
     def begin(self) -> None:
@@ -134,6 +138,9 @@ class Recorder(FakeTensorMode):
         if func._schema.is_mutable:
             self.fail(f"{_named(func)} writes into a tensor that is kept between calls")
         if not any(isinstance(t, Tensor) for t in tree_leaves(result)):
+            known = all(isinstance(value, Shared) for value in call.values())
+            if known and isinstance(result, int | float | bool):
+                return  # A constant of the code.
             self.fail(f"{_named(func)} takes numbers out of a tensor")
         try:
             values = self._derived(call)
