@@ -15,7 +15,7 @@ from sfumato.privacy.calibration import check_delta
 from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Unclipped
 from sfumato.privacy.draw_count import DrawCount
 from sfumato.privacy.gradients import Loss, PerExample, cross_entropy
-from sfumato.privacy.noise import GaussianNoise, shaped_like
+from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.ordinary import Ordinary
 from sfumato.privacy.own_statement import own_statement
 from sfumato.privacy.precision import widest
@@ -24,6 +24,7 @@ from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.spot_check import SpotCheck
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.privacy.summing import PerExampleGradients
+from sfumato.privacy.totals import Totals
 
 
 class PrivateGradients:
@@ -82,7 +83,7 @@ class PrivateGradients:
         self.clipping = clipping
         self.clipping.gradient_noise(noise.multiplier)
         self._history: list[Step] = []
-        self._sums: dict[str, Tensor] | None = None
+        self._sums: Totals | None = None
         self._summed_with: ClippingRule | None = None
         self._draw = DrawCount()
         self._observed: Tensor | None = None
@@ -197,7 +198,7 @@ class PrivateGradients:
             drawn = weights.to(y.device) > 0
         parameters = self.per_example.trainable
         _check_parameters(parameters)
-        if self._sums is not None and not _alike(self._sums, parameters):
+        if self._sums is not None and not self._sums.fits(parameters):
             raise RuntimeError(_CHANGED)
         squared = gradients.squared_norms()
         rule = self._same_rule(parameters)
@@ -213,11 +214,8 @@ class PrivateGradients:
         if observed is not None and self._observed is not None:
             observed = self._observed + observed
         statistics = self._statistics + statistics
-        totals = _zeros(parameters) if self._sums is None else self._sums
-        own = [totals[name] for name in gradients.names]
-        parts = [part.to(device=t.device, dtype=t.dtype) for t, part in zip(own, sums, strict=True)]
-        # Nothing may fail from here on: what was added would be added again.
-        torch._foreach_add_(own, parts)
+        totals = Totals(parameters) if self._sums is None else self._sums
+        totals.add(gradients.names, sums)
         self._sums, self._summed_with = totals, rule
         self._statistics = statistics
         if observed is not None:
@@ -236,8 +234,8 @@ class PrivateGradients:
         """
         parameters, others = self.per_example.parameters()
         _check_parameters(parameters)
-        sums = _zeros(parameters) if self._sums is None else self._sums
-        if not _alike(sums, parameters):
+        sums = Totals(parameters) if self._sums is None else self._sums
+        if not sums.fits(parameters):
             raise RuntimeError(_CHANGED)
         self._draw.check(self.sampler, self._statistics)
         event, rule = self.step_event, self._same_rule(parameters)
@@ -247,14 +245,15 @@ class PrivateGradients:
         # The number of a release never comes again, even if the history is set back.
         self._noises = max(self._noises, self.released) + 1
         self._history = list(merge([*self._history, event]))
-        noisy = noise.add_all(
-            [sums[name] for name in parameters],
+        means = sums.noisy_means(
+            parameters,
+            noise,
             sensitivity=rule.sensitivity,
             stream=self.randomness.stream(self._noises, "noise"),
+            batch=self.sampler.batch,
         )
-        means = torch._foreach_div(noisy, self.sampler.batch)
-        for parameter, mean in zip(parameters.values(), means, strict=True):
-            parameter.grad = mean.to(device=parameter.device, dtype=parameter.dtype)
+        for name, parameter in parameters.items():
+            parameter.grad = means[name]
         for parameter in others:
             parameter.grad = None
         self._rule = self._adapted(rule, len(parameters))
@@ -340,13 +339,6 @@ def _check_kinds(sampler: object, clipping: object, noise: object) -> None:
 _CHANGED = "parameters were frozen or unfrozen, or replaced, between accumulate and release"
 
 
-def _alike(sums: dict[str, Tensor], parameters: dict[str, nn.Parameter]) -> bool:
-    """Whether what was summed is of these parameters."""
-    return sums.keys() == parameters.keys() and all(
-        total.shape == parameters[name].shape for name, total in sums.items()
-    )
-
-
 def _check_weights(weights: Tensor, y: Tensor) -> None:
     """One or zero for each example; values are looked at only where that takes no waiting."""
     if weights.shape != y.shape[:1]:
@@ -369,21 +361,3 @@ def _check_parameters(parameters: dict[str, nn.Parameter]) -> None:
                 "alone: hold it as two real parameters (torch.view_as_complex makes one of them), "
                 "or freeze it with requires_grad_(False)."
             )
-
-
-def _zeros(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """A zero in float64 for each parameter, out of one allocation for all of a device.
-
-    Apple's GPUs have no float64: their sums lie on the CPU.
-    """
-    homes: dict[torch.device, list[str]] = {}
-    for name, p in parameters.items():
-        home = torch.device("cpu") if p.device.type == "mps" else p.device
-        homes.setdefault(home, []).append(name)
-    found: dict[str, Tensor] = {}
-    for home, names in homes.items():
-        sizes = [parameters[name].numel() for name in names]
-        zeros = torch.zeros(sum(sizes), device=home, dtype=torch.float64)
-        parts = torch.split(zeros, sizes)
-        found |= {n: shaped_like(part, parameters[n]) for n, part in zip(names, parts, strict=True)}
-    return {name: found[name] for name in parameters}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -209,7 +210,7 @@ def clipped_sum(trial: Trial) -> Outcome:
         for part in physical_batches(torch.arange(EXAMPLES), size):
             own = part.indices.to(x.device)
             private._add(trial.run(x[own], y[own]), y[own], part.weights)
-        sums = private._sums or {}
+        sums: Mapping[str, Tensor] = private._sums or {}
         off = sum(
             float((s - w).double().square().sum())
             for s, w in zip(sums.values(), wanted, strict=True)
@@ -281,7 +282,8 @@ def not_finite(trial: Trial) -> Outcome:
     private._add(ours, y, None)
     without_it._add(trial.run(x, y), y, without(EXAMPLES, j).float())
     statistics: BatchStatistics = private._statistics
-    sums, wanted = private._sums or {}, without_it._sums or {}
+    sums: Mapping[str, Tensor] = private._sums or {}
+    wanted: Mapping[str, Tensor] = without_it._sums or {}
     if not all(bool(torch.isfinite(s).all()) for s in sums.values()):
         return False, "the sum is not finite", None
     if statistics.not_finite != 1:
