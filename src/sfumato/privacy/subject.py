@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from sfumato.errors import UserError
@@ -69,14 +69,14 @@ class Draws:
         return random_targets(self.like_y, self.outputs, examples)
 
 
-class _Types(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Types(TorchFunctionMode):
     """Notes the floating-point types of all results."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: set[torch.dtype] = set()
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Any,
         types: Any,
