@@ -112,7 +112,8 @@ checkpoints and snapshots), satisfy
 Each step is a Poisson-subsampled Gaussian mechanism. Every step was written to `ledger.jsonl`
 before anything that depends on it was, and ε is computed from that ledger alone. To check it with
 another library, compose {_events(f)},
-under the relation that adds or removes one example.
+under the relation that adds or removes one example. The ledger's hash chain shows that its lines
+are consistent, not who wrote them; `sfumato verify RUN --key FILE` checks a signature.
 
 Covered at no further cost, because they only use released gradients: {"; ".join(after)}.
 
