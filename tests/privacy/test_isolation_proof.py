@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from test_hidden_mixing import Balanced, Series, Switch
 from torch import Tensor, nn
 
 from sfumato import models
-from sfumato.privacy import PerExample
+from sfumato.privacy import PerExample, isolation_proof
 from sfumato.privacy.isolation_proof import Proof, prove_isolation
 from sfumato.privacy.isolation_proof.sizes import HINT
 from sfumato.privacy.losses import Loss, cross_entropy
@@ -256,3 +257,17 @@ def test_a_model_that_cannot_be_traced_is_no_error() -> None:
 
     proof = proof_of(Broken())
     assert not proof.proved and "ValueError: no images today" in proof.reason
+
+
+def test_a_pytorch_that_traces_in_another_way_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [n for n in sys.modules if n.startswith("sfumato.privacy.isolation_proof.proof")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(isolation_proof, "proof", None, raising=False)
+    monkeypatch.delattr(isolation_proof, "proof")
+    monkeypatch.setitem(sys.modules, "torch._functorch._aot_autograd.functional_utils", None)
+    found = prove_isolation(
+        nn.Linear(3, 2), cross_entropy, torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)
+    )
+    assert not found.proved and "this version of PyTorch" in found.reason

@@ -7,7 +7,6 @@ one is right is found out on this very model before the first batch counts: see 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.privacy.compiled import Compiled, Fused
 from sfumato.privacy.fitting import compiled_pass
+from sfumato.privacy.isolation_proof import Proof, prove_isolation
 from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
 from sfumato.privacy.losses import Loss, cross_entropy, per_example_losses
@@ -22,9 +22,6 @@ from sfumato.privacy.paths import Path
 from sfumato.privacy.probe import choose_method, holds_at_size
 from sfumato.privacy.state import hook_keys
 from sfumato.privacy.summing import Gradients, PerExampleGradients
-
-if TYPE_CHECKING:
-    from sfumato.privacy.isolation_proof import Proof
 
 _MOST_PADDING = 1.25
 """A batch runs in a size that was checked if that is larger by this at most."""
@@ -73,9 +70,6 @@ class PerExample(Layered):
 
     def prove(self, x: Tensor, y: Tensor) -> Proof:
         """Try to prove, for all inputs like these, that examples do not reach each other."""
-        # PyTorch's tracing takes seconds to import.
-        from sfumato.privacy.isolation_proof import prove_isolation
-
         self.proof = prove_isolation(self.model, self.loss, x, y)
         return self.proof
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from sfumato.privacy import layout
 from sfumato.privacy.draws import KINDS, image_rows
 from sfumato.privacy.gradients import Loss, Path, cross_entropy
 from sfumato.privacy.isolation import Mixing, how_examples_mix, look, out_of_memory, shape_complaint
+from sfumato.privacy.isolation_proof import Proof, prove_isolation
 from sfumato.privacy.plans import Plan, alike, image_plans
 from sfumato.privacy.precision import full_precision
 from sfumato.privacy.refuse import mixing_layers
@@ -35,9 +35,6 @@ from sfumato.privacy.trials import (
     realised_norm,
     single_example,
 )
-
-if TYPE_CHECKING:
-    from sfumato.privacy.isolation_proof import Proof
 
 
 @dataclass(frozen=True)
@@ -264,7 +261,7 @@ def _add_isolation(report: Report, variants: list[Trial], batch: int, seed: int)
         if mixing is not None and mixing.what not in found:
             found[mixing.what] = mixing, "" if training else " (in evaluation mode)"
     if not found:
-        report.proof = _proof(own)
+        report.proof = prove_isolation(own.model, own.loss, own.like_x, own.like_y)
     for what, name in ISOLATED.items():
         if what in found:
             mixing, mode = found[what]
@@ -282,13 +279,6 @@ def _how_known(proof: Proof | None, what: str) -> str:
     if what == "outputs":
         return str(proof)
     return "proved" if proof.proved else "tested"
-
-
-def _proof(trial: Trial) -> Proof:
-    # PyTorch's tracing takes seconds to import.
-    from sfumato.privacy.isolation_proof import prove_isolation
-
-    return prove_isolation(trial.model, trial.loss, trial.like_x, trial.like_y)
 
 
 def _scan(trial: Trial, batch: int, seed: int, *, thorough: bool) -> Mixing | None:

@@ -34,7 +34,6 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,31 +47,12 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils._pytree import tree_leaves
 
+from sfumato.privacy.isolation_proof.outcome import Proof
 from sfumato.privacy.isolation_proof.recorder import NoReplacing, Recorder
 from sfumato.privacy.isolation_proof.sizes import HINT, Sizes
 from sfumato.privacy.isolation_proof.values import EXAMPLE, Mixed, Rows, Shared, Total, Value
 from sfumato.privacy.losses import Loss
 from sfumato.privacy.state import Snapshot
-
-
-@dataclass(frozen=True)
-class Proof:
-    """The outcome of an attempt to prove isolation.
-
-    Attributes:
-        proved: Whether examples are proved not to reach each other.
-        operators: The number of operators followed.
-        reason: Why isolation is not proved: the operator, where it is, and what it does.
-    """
-
-    proved: bool
-    operators: int = 0
-    reason: str = ""
-
-    def __str__(self) -> str:
-        if self.proved:
-            return f"proved on a graph of {self.operators} operators, for every size of batch"
-        return f"tested on random inputs (not proved: {self.reason})"
 
 
 class _NotProved(Exception):
