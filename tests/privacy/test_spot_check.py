@@ -308,6 +308,7 @@ def test_a_network_that_is_sure_is_not_stopped(monkeypatch: pytest.MonkeyPatch) 
     engine, (x, y) = private(model), data()
     for _ in range(20):
         engine.accumulate(x, torch.full_like(y, 2))
+        engine.discard()
 
 
 def test_about_one_batch_in_a_hundred_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +323,7 @@ def test_about_one_batch_in_a_hundred_is_checked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine.spot_check, "_kinds", _counted(engine.spot_check._kinds, hits := []))
     for _ in range(6000):
         engine.accumulate(x, y)
+        engine.discard()
     assert 6000 / 750 < sum(hits) < 6000 / 80
 
 
