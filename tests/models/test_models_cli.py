@@ -41,7 +41,7 @@ def test_show_counts_the_model_as_asked(run: Callable[..., tuple[int, str, str]]
     count = 3 * 64 * 4 + 4 + 4 * 16 * 4 + 4 + 16 * 4 * 32 + 32 + 32 * 3 + 3
     assert code == 0
     assert f"3×28×28 images, 3 classes: {count:,} trainable parameters (published: over" in out
-    assert "filters = None: a whole number of at least 1 or none" in out
+    assert "filters = None: a whole number of at least 1 and at most 65536 or none" in out
     assert "hidden" in out and "Linear" in out
 
 

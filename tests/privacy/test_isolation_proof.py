@@ -32,6 +32,11 @@ NOT_PROVED = {
     "rolled_back": "a roll along the batch",
     "control_flow": "asks for the size of the batch",
     "counts_calls": "writes into",
+    "traced": "cannot be traced",
+    "scripted": "cannot be traced",
+    "frozen_batch_norm": "writes into",
+    "own_range": "takes numbers out of a tensor",
+    "notes_in_an_object": "kept between calls",
 }
 """Sound models that the proof does not cover, and why."""
 

@@ -129,7 +129,7 @@ def test_every_size_that_runs_was_checked(odd: int) -> None:
         assert torch.allclose(found.squared_norms(), norms, rtol=1e-4), size
         total, own = found.weighted_sum(torch.ones(size, 1).double()), wanted.tensors
         for a, b in zip(total, own, strict=True):
-            assert torch.allclose(a, b[:size].sum(0), rtol=1e-4, atol=1e-6)  # type: ignore[index]
+            assert torch.allclose(a.float(), b[:size].sum(0), rtol=1e-4, atol=1e-6)  # type: ignore[index]
 
 
 def test_hooks_that_are_added_later_are_checked() -> None:

@@ -42,7 +42,7 @@ def test_it_is_the_sum_of_the_gradients_of_single_examples(views: int) -> None:
     statistics = private.release()
     assert (statistics.examples, statistics.clipped, statistics.not_finite) == (3, 0, 0)
     for parameter, total in zip(model.parameters(), wanted, strict=True):
-        torch.testing.assert_close(parameter.grad, total / 6, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(parameter.grad, total.float() / 6, rtol=1e-4, atol=1e-6)
 
 
 def test_the_model_is_run_once_and_examples_that_are_not_finite_are_counted() -> None:

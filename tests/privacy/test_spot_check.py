@@ -311,29 +311,28 @@ def test_a_network_that_is_sure_is_not_stopped(monkeypatch: pytest.MonkeyPatch) 
         engine.discard()
 
 
-def test_about_one_batch_in_a_hundred_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    model = Net(lambda m, x: x)
-    engine = private(model)
-    x, y = data()
+def test_about_one_batch_in_a_hundred_is_checked() -> None:
+    engine, (x, y) = private(Net(lambda m, x: x)), data()
     engine.accumulate(x, y)
+    checked = sum(bool(engine.spot_check._kinds()) for _ in range(60_000))
+    assert 60_000 / 250 < checked < 60_000 / 80
+
+
+def test_a_batch_is_checked_when_its_turn_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    model = Net(lambda m, x: x)
+    engine, (x, y) = private(model), data()
     model.register_forward_pre_hook(lambda m, args: calls.append(len(args[0])))
     engine.accumulate(x, y)
-    calls.clear()
-    monkeypatch.setattr(engine.spot_check, "_kinds", _counted(engine.spot_check._kinds, hits := []))
-    for _ in range(6000):
+    engine.discard()
+    counts = []
+    for kinds in ((), ("copies",), ("alone",)):
+        monkeypatch.setattr(engine.spot_check, "_kinds", lambda kinds=kinds: kinds)
+        calls.clear()
         engine.accumulate(x, y)
         engine.discard()
-    assert 6000 / 750 < sum(hits) < 6000 / 80
-
-
-def _counted(kinds: Callable[[], tuple[str, ...]], hits: list[bool]) -> Callable[[], Any]:
-    def counting() -> tuple[str, ...]:
-        found = kinds()
-        hits.append(bool(found))
-        return found
-
-    return counting
+        counts.append(len(calls))
+    assert counts[0] == 1 and min(counts[1:]) >= 2
 
 
 def test_the_decision_does_not_follow_from_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:

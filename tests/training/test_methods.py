@@ -372,8 +372,7 @@ def test_the_threshold_is_logged_and_moves(tmp_path: Path) -> None:
     chosen = recipe(privacy__clipping="adaptive", privacy__clip=50.0, training__steps=10)
     train(chosen, out=tmp_path / "r", device="cpu")
     clips = [r["clip"] for r in records(tmp_path / "r") if "clip" in r]
-    assert clips == sorted(clips, reverse=True)
-    assert clips[-1] < 30
+    assert clips[0] > 30 > clips[-1] and len(set(clips)) == len(clips)
     state, _ = checkpoint.latest(tmp_path / "r" / files.CHECKPOINTS)
     assert state is not None
     assert state.numbers["clipping"]["limits"] == [clips[-1]]

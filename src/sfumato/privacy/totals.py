@@ -63,7 +63,9 @@ class Totals(Mapping[str, Tensor]):
         """Add the sums of a physical batch; nothing is added if this raises."""
         found = dict(zip(names, sums, strict=True))
         more = [
-            torch.cat([_in_order(found[n], part) for n, part in zip(v.names, v.parts, strict=True)])
+            torch.cat(
+                [_in_memory_order(found[n], part) for n, part in zip(v.names, v.parts, strict=True)]
+            )
             for v in self._vectors
         ]
         # Nothing may fail from here on: what was added would be added again.
@@ -79,10 +81,12 @@ class Totals(Mapping[str, Tensor]):
         stream: Keystream,
         batch: float,
     ) -> dict[str, Tensor]:
-        """The sums with noise, divided by the expected batch, as gradients of the parameters."""
-        noisy = noise.add_all(
-            [v.numbers for v in self._vectors], sensitivity=sensitivity, stream=stream
-        )
+        """The sums with noise, divided by the expected batch, as gradients of the parameters.
+
+        A number of a parameter gets the same noise in any memory format.
+        """
+        sums = [_in_shape_order(v) for v in self._vectors]
+        noisy = noise.add_all(sums, sensitivity=sensitivity, stream=stream)
         found: dict[str, Tensor] = {}
         for vector, numbers in zip(self._vectors, noisy, strict=True):
             own = [parameters[name] for name in vector.names]
@@ -94,7 +98,10 @@ class Totals(Mapping[str, Tensor]):
                 means = means.to(device=device, dtype=dtype)
             parts = torch.split(means, [p.numel() for p in own])
             for name, p, part in zip(vector.names, own, parts, strict=True):
-                found[name] = shaped_like(part, p).to(device=p.device, dtype=p.dtype)
+                mean = part.view(p.shape).to(device=p.device, dtype=p.dtype)
+                if not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last):
+                    mean = mean.contiguous(memory_format=torch.channels_last)
+                found[name] = mean
         return found
 
 
@@ -106,7 +113,14 @@ def _vector(names: list[str], parameters: list[nn.Parameter], home: torch.device
     return _Vector(names, numbers, views)
 
 
-def _in_order(t: Tensor, like: Tensor) -> Tensor:
+def _in_memory_order(t: Tensor, like: Tensor) -> Tensor:
     """The numbers of a tensor in the order in which those of another lie in memory."""
     t = t.to(like.device)
     return t.reshape(-1) if like.is_contiguous() else t.permute(0, 2, 3, 1).reshape(-1)
+
+
+def _in_shape_order(vector: _Vector) -> Tensor:
+    """The numbers of a vector, those of each parameter in the order of its dimensions."""
+    if all(part.is_contiguous() for part in vector.parts):
+        return vector.numbers
+    return torch.cat([part.reshape(-1) for part in vector.parts])
