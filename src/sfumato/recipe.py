@@ -37,7 +37,7 @@ class Recipe:
 
     @property
     def exact_metrics(self) -> bool:
-        """Whether files hold exact numbers about training batches, and a clock of the steps.
+        """Tell whether files hold exact numbers about training batches, and a clock of the steps.
 
         *Guarantee:* False for a private run that does not ask for them: neither number is covered
         by epsilon. (A step takes the longer the more images it drew.) Without privacy the weights
@@ -232,7 +232,7 @@ def _checked(what: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
 
 
 def _is_moderate(value: Any, depth: int = 0) -> bool:
-    """Whether a value holds neither whole numbers that no machine word holds, nor deep lists.
+    """Tell whether a value holds neither whole numbers that no machine word holds, nor deep lists.
 
     What a model takes for its own options is checked where it is built.
     """

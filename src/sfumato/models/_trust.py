@@ -50,11 +50,11 @@ class Trust:
             check_trusted(name)
 
     def covers(self, name: str) -> bool:
-        """Whether the user named this model or its module."""
+        """Tell whether the user named this model or its module."""
         return self.names_in_full(name) or self.names_in_full(name.partition(":")[0])
 
     def names_in_full(self, name: str) -> bool:
-        """Whether the user wrote this very name."""
+        """Tell whether the user wrote this very name."""
         return name in (*self.names, *os.environ.get(VARIABLE, "").replace(" ", "").split(","))
 
     def run_folder_of(self, path: str) -> str | None:
@@ -88,7 +88,7 @@ def check_trusted(name: str) -> None:
 
 
 def is_model_name(text: str) -> bool:
-    """Whether a text has the form `package.module:function`."""
+    """Tell whether a text has the form `package.module:function`."""
     module, _, function = text.partition(":")
     return _is_module_name(module) and function.isidentifier()
 

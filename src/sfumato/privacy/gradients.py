@@ -98,7 +98,7 @@ class PerExample(Layered):
         return found.first(examples) if size > examples else found
 
     def knows(self, x: Tensor, y: Tensor) -> bool:
-        """Whether batches like this one have been checked, with the model as it is now."""
+        """Tell whether batches like this one have been checked, with the model as it is now."""
         return self._chosen(x, y, tuple(self.trainable)) is not None
 
     def settle(self, x: Tensor, y: Tensor) -> None:

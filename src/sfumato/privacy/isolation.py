@@ -20,7 +20,7 @@ LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether memory was short: not a fault of the model, and a smaller batch may do."""
+    """Tell whether memory was short: not a fault of the model, and a smaller batch may do."""
     words = ("not enough memory", "allocate memory")
     return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words)
 

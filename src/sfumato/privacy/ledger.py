@@ -180,7 +180,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 
 
 def _is_header(content: object) -> bool:
-    """Whether a first line is an object whose known fields have the type that they should."""
+    """Tell whether a first line is an object whose known fields have the type that they should."""
     return isinstance(content, dict) and all(
         fits(content[key]) for key, fits in _FIELDS.items() if key in content
     )

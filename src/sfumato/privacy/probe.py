@@ -94,7 +94,7 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
 
 
 def holds_at_size(engine: Layered, method: str, x: Tensor, y: Tensor) -> bool:
-    """Whether a method that was chosen for batches of another size is right for those of this one.
+    """Tell whether a method chosen for batches of another size is right for those of this one.
 
     Raises:
         UserError: If one example can reach another in batches of this size.

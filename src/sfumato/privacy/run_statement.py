@@ -15,7 +15,7 @@ _NAMES = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
 
 @dataclass(frozen=True)
 class Facts:
-    """What a statement is made from.
+    """Facts that a statement is made from.
 
     Attributes:
         private: False for a run without noise.
@@ -189,7 +189,7 @@ def _events(f: Facts) -> str:
 
 
 def _not_covered(f: Facts) -> list[str]:
-    """What epsilon does not count, a sentence or two each."""
+    """Sentences about everything that epsilon does not count."""
     lines = [
         "What all images decide together, which is treated as public: the number of training "
         "images, the names of the classes, size and channels of the images, and what follows from "

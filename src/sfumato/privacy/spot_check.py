@@ -32,16 +32,16 @@ EVERY = 200
 """One in so many physical batches is checked; a check costs one to two passes."""
 
 KINDS = ("copies", "zeros", "random", "alone")
-"""What takes the place of the examples that are not looked at, or that nothing does."""
+"""Replacements of the examples that are not looked at; `alone` removes them."""
 
 _FEW = 2
 """Examples that run alone, and that are looked at where random ones take the others' places."""
 
 _CANCELLED = 100.0
-"""How many roundings of what cancels may be left in the gradient of an example."""
+"""Roundings of cancelled terms that may be left in the gradient of an example."""
 
 _ROUNDING = 5.0
-"""How many times `LOOSE` two passes over one shape may be apart: libraries may add in any order."""
+"""Multiple of `LOOSE` that two passes over one shape may differ by: libraries add in any order."""
 
 STOPPED = (
     "Training has stopped: on this batch of the data and with the weights of now, this model or "
@@ -56,7 +56,7 @@ STOPPED = (
 
 @dataclass
 class _Shown:
-    """What a pass showed of some examples, and the state that it left behind."""
+    """Tensors of some examples after a pass, and the state that it left behind."""
 
     tensors: list[Tensor]
     state: Snapshot
@@ -123,7 +123,7 @@ class SpotCheck:
 
 
 def same_among_others(run: Callable[[Tensor], Tensor], x: Tensor, found: Tensor) -> bool:
-    """Whether rows of a result stay what they are if other rows of the input are replaced.
+    """Tell whether rows of a result stay what they are if other rows of the input are replaced.
 
     Args:
         run: From inputs to one row for each.
@@ -200,7 +200,7 @@ def _order(examples: int) -> list[int]:
 
 
 def _among(engine: PerExample, x: Tensor, y: Tensor, picks: Tensor, kind: str) -> _Shown | None:
-    """What picked examples show among others than their own; None if the model takes no such."""
+    """Results of picked examples among replacements; None if the model does not take these."""
     rows = picks.repeat_interleave(engine.views).to(x.device)
     if kind == "random" or not bool(picks.any()):
         other = random_rows(x, len(x))
@@ -233,7 +233,7 @@ def _modules(engine: PerExample) -> list[nn.Module]:
 
 
 def _tensors(found: PerExampleGradients, norms: Tensor, picks: Tensor, views: int) -> list[Tensor]:
-    """What belongs to the picked examples: losses, outputs, norms and a weighted sum."""
+    """Losses, outputs, norms and a weighted sum of the picked examples."""
     own = picks.to(found.losses.device)
     weights = torch.linspace(0.5, 1, len(own), dtype=torch.float64, device=own.device) * own
     outputs = [] if found.outputs is None else [found.outputs[own.repeat_interleave(views)]]
@@ -268,7 +268,7 @@ def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
 
 
 def _agree(engine: PerExample, found: PerExampleGradients, norms: Tensor, alone: _Alone) -> bool:
-    """Whether examples have the gradients in the batch that they have alone."""
+    """Tell whether examples have the gradients in the batch that they have alone."""
     least = 1e-2 * float(norms.sum(1).sqrt().nan_to_num(0, 0, 0).max())
     allowed = tolerance(engine.narrowest, confirmed=True)
     for k, pick in enumerate(alone.picks.tolist()):

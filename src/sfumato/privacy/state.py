@@ -45,7 +45,7 @@ class _Slot:
 
 @dataclass
 class _Extra:
-    """What a module adds to its `state_dict` by `get_extra_state`."""
+    """Extra state of a module, as `get_extra_state` returns it for the `state_dict`."""
 
     module: nn.Module
     value: Any
@@ -107,7 +107,7 @@ class Snapshot:
                 del hooks[key]
 
     def same_parameters(self, other: Snapshot) -> bool:
-        """Whether the parameters have the same values in both."""
+        """Tell whether the parameters have the same values in both."""
         return all(
             name in other._slots and _same(slot.value, other._slots[name].value)
             for name, slot in self._slots.items()
@@ -161,7 +161,7 @@ def _holds_modules(value: Any) -> bool:
 
 
 def _is_object(value: object) -> bool:
-    """Whether this is an object of somebody's own class, with attributes to look at."""
+    """Tell whether this is an object of somebody's own class, with attributes to look at."""
     if isinstance(value, nn.Module | type | ModuleType) or not hasattr(value, "__dict__"):
         return False
     own = type(value).__module__
@@ -246,7 +246,7 @@ class RandomState:
             torch.cuda.set_rng_state(state, index)
 
     def same(self, other: RandomState) -> bool:
-        """Whether nothing was drawn between the two."""
+        """Tell whether nothing was drawn between the two."""
         pairs = zip(self._numpy, other._numpy, strict=True)
         return (
             self._python == other._python

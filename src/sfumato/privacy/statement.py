@@ -115,7 +115,7 @@ def tuning(words: str, *, unit: str = "image") -> str:
 
 
 def groups(history: Sequence[Step], delta: float, unit: str) -> str:
-    """What the guarantee is for people with several examples, as a Markdown table.
+    """The guarantee for people with several examples, as a Markdown table.
 
     Args:
         history: The steps.
@@ -165,7 +165,7 @@ def randomness(*, seeded: bool) -> str:
 
 
 def floating_point(unit: str) -> str:
-    """How far the arithmetic of a computer keeps to that of the proof."""
+    """The gap between the arithmetic of a computer and that of the proof."""
     return (
         "The proofs are about real numbers. Here, noise is added in float64 and the noisy sum is "
         "rounded to a fixed grid, so that the same results are possible with and without any one "

@@ -54,7 +54,7 @@ class Totals(Mapping[str, Tensor]):
         return len(self._parts)
 
     def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
-        """Whether these are the parameters that were summed."""
+        """Tell whether these are the parameters that were summed."""
         return self.keys() == parameters.keys() and all(
             part.shape == parameters[name].shape for name, part in self.items()
         )

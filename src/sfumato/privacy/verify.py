@@ -273,7 +273,7 @@ def _add_isolation(report: Report, variants: list[Trial], batch: int, seed: int)
 
 
 def _how_known(proof: Proof | None, what: str) -> str:
-    """How isolation is known: the whole sentence for outputs, a word for all else."""
+    """Evidence for isolation: the whole sentence for outputs, a word for all else."""
     if proof is None:
         return "not reached"
     if what == "outputs":

@@ -107,7 +107,7 @@ def panels(runs: Sequence[Run], *, shareable: bool = False) -> tuple[Safe, dict[
 
 
 def shows_batches(run: Run) -> bool:
-    """Whether a run's records hold numbers that were computed on training batches."""
+    """Tell whether a run's records hold numbers that were computed on training batches."""
     keys = [line.key for panel in _PANELS for line in panel.lines if line.private]
     return any(number(record, key) is not None for record in run.records for key in keys)
 

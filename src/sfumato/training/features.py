@@ -118,7 +118,7 @@ class Features:
         return self._rows(self._store, check=True)
 
     def _rows(self, store: ImageStore, *, check: bool = False) -> tuple[Tensor, Tensor]:
-        """What enters the end for all images, run in batches of one size.
+        """Inputs of the trained end for all images, computed in batches of one size.
 
         With `check`, the first batch, the last and some others run once more with other images in
         the place of half of them.

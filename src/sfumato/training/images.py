@@ -48,7 +48,7 @@ def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
 
 
 def split_in_words(data: Data) -> str:
-    """How images were held out for testing or validation, in a sentence for the statement."""
+    """A sentence for the statement on how images were held out for testing or validation."""
     if canonical(data.name) is not None:
         return "Which images are held out is fixed for this data set."
     if data.split_rule == "independent":

@@ -74,7 +74,7 @@ class Origin:
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> Origin:
-        """What a ledger's first line says.
+        """The origin that a ledger's first line states.
 
         Raises:
             UserError: If that cannot be read.

@@ -105,7 +105,7 @@ def apart(rows: Rows, dims: Iterable[int], what: str) -> Rows:
 
 
 def is_zero(value: Value) -> bool:
-    """Whether a value is known to be zero."""
+    """Tell whether a value is known to be zero."""
     return isinstance(value, Shared) and value.zero
 
 
@@ -127,7 +127,7 @@ F = TypeVar("F", bound=Function)
 
 @dataclass(frozen=True)
 class Rule:
-    """How the values of an operator's outputs follow from those of its inputs.
+    """Rule by which the values of an operator's outputs follow from those of its inputs.
 
     Attributes:
         function: Returns one value for all outputs, or one for each.

@@ -225,7 +225,7 @@ ELEMENTWISE_TOO = frozenset({
 
 
 def is_elementwise(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator without side effects computes each position for itself."""
+    """Tell whether an operator without side effects computes each position for itself."""
     if operator._schema.is_mutable or torch.Tag.nondeterministic_seeded in operator.tags:
         return False
     return torch.Tag.pointwise in operator.tags or operator.overloadpacket.__name__ in (

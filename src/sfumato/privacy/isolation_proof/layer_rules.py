@@ -125,7 +125,7 @@ SPATIAL_SIZES = frozenset({"input_size"})
 
 
 def is_spatial(name: str) -> bool:
-    """Whether an operator works on the last one, two or three dimensions, each image apart."""
+    """Tell whether an operator works on the last one, two or three dimensions, each image apart."""
     return _SPATIAL.fullmatch(name) is not None
 
 

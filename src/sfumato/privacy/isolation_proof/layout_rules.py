@@ -188,7 +188,7 @@ def _slice(call: Call) -> Value:
 
 
 def _whole(call: Call, size: Size) -> bool:
-    """Whether a slice along the batch is all of it."""
+    """Tell whether a slice along the batch is all of it."""
     end = call.get("end", sys.maxsize)
     to_the_end = end.node.expr == size.node.expr if symbolic(end) else end >= sys.maxsize
     return not call.get("start", 0) and call.get("step", 1) == 1 and bool(to_the_end)

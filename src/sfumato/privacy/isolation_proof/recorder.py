@@ -124,7 +124,7 @@ class Recorder(FakeTensorMode):
         return result
 
     def _is_to_be_decomposed(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether an operator without a rule is made of others."""
+        """Tell whether an operator without a rule is made of others."""
         if func not in self._decompositions or _rule_for(func) is not None:
             return False
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -241,7 +241,7 @@ _ABOUT_SHAPES = frozenset({
 
 
 def _is_composite(func: torch._ops.OpOverload) -> bool:
-    """Whether PyTorch has no kernel for an operator, and runs others in its place."""
+    """Tell whether PyTorch has no kernel for an operator, and runs others in its place."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     composite: bool = func.namespace == "aten" and func.has_kernel_for_dispatch_key(key)
     return composite and func.overloadpacket.__name__ not in _ABOUT_SHAPES

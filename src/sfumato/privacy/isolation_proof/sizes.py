@@ -54,7 +54,7 @@ def _place() -> str:
 
 
 def _asked_by_kernel() -> bool:
-    """Whether the innermost frame that is not about symbols chooses a kernel for a convolution."""
+    """Tell whether the innermost frame that is not about symbols chooses a convolution's kernel."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -16,7 +16,7 @@ import torch
 
 
 class Refused(Exception):
-    """No rule shows that rows stay apart in an operator; the message is the reason."""
+    """Lack of a rule that keeps rows apart in an operator; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ EXAMPLE = Rows(0)
 
 
 def symbolic(number: object) -> bool:
-    """Whether a number depends on the size of the batch, or on the data."""
+    """Tell whether a number depends on the size of the batch, or on the data."""
     if isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool):
         return bool(sympy.sympify(number.node.expr).free_symbols)
     return False
 
 
 def multiple(size: Size) -> int:
-    """How many times the batch a size is; 0 if it does not depend on the batch.
+    """Factor by which a size is a multiple of the batch; 0 if it does not depend on the batch.
 
     Raises:
         Refused: The size depends on the batch in another way, or on the data.
