@@ -115,6 +115,22 @@ def test_totals_are_those_of_float64(n: int) -> None:
     assert float((found / (1 - 2.0**-16) - wanted).abs().max()) < 1e-3 * wanted.abs().max()
 
 
+def test_deferred_sums_do_not_change_how_the_others_are_rounded() -> None:
+    """One example of norm C among 64 others of norm C, and 64 that are half of float32's step near
+    their sum: added one after the other in float32, the sum moves by more than C."""
+    many = 64
+    step = 2.0 ** (math.log2(many) - 1 - 23)
+    sizes = torch.cat([torch.ones(many), torch.full((many,), step * (1 + 2**-8))])
+    for part in (
+        lambda own: DeferredMatrix(torch.ones(len(own), 8), own.unsqueeze(1).expand(-1, 8), 1),
+        lambda own: deferred(torch.ones(len(own), 8), own.unsqueeze(1).expand(-1, 8))[1],
+    ):
+        whole = part(sizes).weighted_sum(torch.ones(len(sizes)))
+        less = part(sizes[1:]).weighted_sum(torch.ones(len(sizes) - 1))
+        assert whole.dtype == torch.float64
+        assert float((whole - less).norm()) <= 8 * (1 + 1e-12)
+
+
 HUGE = [1e18, 1e30, 1e36, 1e37, 1e38]
 
 

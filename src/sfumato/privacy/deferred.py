@@ -1,8 +1,8 @@
 """Book-keeping on the CPU: a layer's inputs and output gradients instead of its gradients.
 
 Where an output has few positions and filters are large, the norm of an example's filter gradient is
-cheap to get from products of patches (Li et al., 2021), and the weighted sum is one ordinary
-backward pass of the convolution on rescaled output gradients (Bu et al., 2022). The gradients of
+cheap to get from products of patches (Li et al., 2021), and the weighted sum is one product of
+patches and rescaled output gradients (Bu et al., 2022). The gradients of
 single examples are then never written. A linear layer on vectors has one position, and its matrix
 is as good as always larger than both vectors together.
 """
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.kernels import definitions
@@ -30,6 +31,9 @@ _SMALLEST = 1 << 16
 
 _SMALLEST_MATRIX = 1 << 12
 """The same of matrices, whose gradients are deferred with less ado."""
+
+_AT_ONCE = 1 << 22
+"""Numbers of patches that are turned into float64 at once, 32 MiB."""
 
 
 @dataclass
@@ -67,18 +71,20 @@ class DeferredFilters:
         return definitions.ghost_norms(self.x, self.d, None, self.at, later=later)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """The backward pass of the convolution on rescaled output gradients.
+        """One product of the patches of the inputs and the rescaled output gradients, in float64.
 
-        Guarantee: Rescaling and sums are in float32 at least, so what an example adds is its
-        gradient times its weight; one of weight zero adds exactly nothing.
+        Guarantee: What an example adds is its gradient times its weight; one of weight zero adds
+        exactly nothing. In float64 the order of examples does not matter.
         """
         x, d = rescaled(self.x, self.d, weights, self.at.views)
-        at = self.at
-        total: Tensor = torch.ops.aten.convolution_backward(
-            d, x, self.weight.to(d.dtype), None, at.stride, at.padding, at.dilation, False,
-            (0, 0), 1, [False, True, False],
-        )[1]  # fmt: skip
-        return total
+        at, positions = self.at, d.shape[2] * d.shape[3]
+        total = x.new_zeros(d.shape[1], self.weight[0].numel(), dtype=torch.float64)
+        rows = max(1, _AT_ONCE // max(1, positions * total.shape[1]))
+        for inputs, gradients in zip(torch.split(x, rows), torch.split(d, rows), strict=True):
+            patches = F.unfold(inputs, at.kernel, at.dilation, at.padding, at.stride)
+            by_place = patches.transpose(1, 2).reshape(-1, total.shape[1])
+            total += gradients.transpose(0, 1).flatten(1).double() @ by_place.double()
+        return total.view(self.weight.shape)
 
     def first(self, examples: int) -> DeferredFilters:
         """Those of the first examples only."""

@@ -130,8 +130,7 @@ class Gradients:
 
         Guarantee: The sum is taken in float64, or in float32 where the device has nothing wider, so
         that the order of examples does not matter to 1e-11 of it. Where a weight is zero the
-        example contributes exactly nothing, even if its gradient holds NaN or infinity. (Parts
-        that are not written out are summed in float32, by one product of matrices.)
+        example contributes exactly nothing, even if its gradient holds NaN or infinity.
         """
         weights = weights.expand(-1, len(self._blocks))
         dropped = weights == 0
