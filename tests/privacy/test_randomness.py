@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import pytest
 import torch
@@ -110,3 +111,24 @@ def test_going_over_batches_again_draws_anew() -> None:
     assert len({tuple(draw) for draw in [*first, *second]}) == 6
     assert list(PoissonSampler(1000, 500).batches(3, Randomness.from_seed(0))) == first
     assert list(PoissonSampler(1000, 500).batches(3)) != first
+
+
+def test_a_forked_process_does_not_draw_the_same_noise() -> None:
+    """Folds in a pool: their releases would differ by the exact difference of their sums."""
+    fresh, seeded = Randomness.fresh(), Randomness.from_seed(0)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        said = "nothing"
+        try:
+            numbers(seeded)
+            numbers(fresh)
+        except UserError as refused:
+            said = str(refused)
+        finally:
+            os.write(write, said.encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert "forked" in os.read(read, 1000).decode()
+    numbers(fresh)
+    assert Randomness(fresh.key, False) == fresh

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -75,6 +76,7 @@ class Randomness:
 
     key: bytes
     seeded: bool
+    _process: int = field(default_factory=os.getpid, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.key) != chacha20.KEY_BYTES:
@@ -107,7 +109,18 @@ class Randomness:
         return hashlib.shake_256(self.key + f"|{step}|{purpose}".encode()).digest(size)
 
     def stream(self, step: int, purpose: str) -> Keystream:
-        """The key stream of one purpose (`sample`, `noise`) in one step."""
+        """The key stream of one purpose (`sample`, `noise`) in one step.
+
+        Raises:
+            UserError: The process was forked since the key was made. Both processes would draw
+                the same noise, and the difference of what they release would have none.
+        """
+        if not self.seeded and os.getpid() != self._process:
+            raise UserError(
+                "This process was forked from one that has the same key for its random numbers, "
+                "and two releases with the same noise give each other away: make the mechanism "
+                "and the sampler's batches after the fork, in each process for itself."
+            )
         return Keystream(self._derived(step, purpose, chacha20.KEY_BYTES))
 
     def generator(
