@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -171,6 +172,15 @@ def test_a_copy_has_noise_of_its_own(model: nn.Module, copied) -> None:
     assert first.randomness != second.randomness
     first.randomness = Randomness.from_seed(0)
     assert copied(first).randomness == first.randomness, "a seed asks for the same noise again"
+
+
+def test_files_of_a_mechanism_hold_no_key_sum_or_example(model: nn.Module) -> None:
+    mechanism = private(model, noise=GaussianNoise(1.0))
+    mechanism.accumulate(X, Y)
+    content = pickle.dumps(mechanism)
+    assert mechanism.randomness.key not in content
+    assert X.numpy().tobytes() not in content
+    assert pickle.loads(content)._sums is None and mechanism._sums is not None
 
 
 def test_the_global_seed_changes_no_release(model: nn.Module) -> None:

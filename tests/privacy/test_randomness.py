@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
+import pickle
 
 import pytest
 import torch
@@ -132,3 +134,16 @@ def test_a_forked_process_does_not_draw_the_same_noise() -> None:
     assert "forked" in os.read(read, 1000).decode()
     numbers(fresh)
     assert Randomness(fresh.key, False) == fresh
+
+
+@pytest.mark.parametrize("randomness", [None, Randomness.fresh()])
+def test_copies_of_batches_draw_for_themselves(randomness: Randomness | None) -> None:
+    batches = PoissonSampler(1000, 500).batches(2, randomness)
+    others = [copy.deepcopy(batches), pickle.loads(pickle.dumps(batches))]
+    draws = [tuple(draw) for one in (batches, *others) for draw in one]
+    assert len(set(draws)) == 6
+
+
+def test_a_key_is_not_shown() -> None:
+    fresh = Randomness.fresh()
+    assert repr(fresh.key) not in repr(fresh) and fresh.key.hex() not in repr(fresh)

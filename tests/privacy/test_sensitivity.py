@@ -15,6 +15,7 @@ from sfumato.privacy import (
     GaussianNoise,
     Gradients,
     Normalised,
+    PhysicalBatch,
     PoissonSampler,
     PrivateGradients,
     physical_batches,
@@ -282,3 +283,46 @@ def test_a_parameter_created_later_gets_noise_or_a_refusal() -> None:
     private.release()
     assert model.extra.grad is not None and bool((model.extra.grad != 0).float().mean() > 0.9)
     assert math.isfinite(float(model.extra.grad.sum()))
+
+
+def test_a_batch_that_lies_about_its_padding_is_counted_by_its_weights() -> None:
+    private, x, y = own_loop()
+    lie = PhysicalBatch(torch.tensor([3, 3, 3, 3]), torch.ones(4), 0, 1)
+    with pytest.raises(UserError, match="accumulated twice"):
+        private.accumulate(x[lie.indices], y[lie.indices], lie)
+
+
+class Changing(Flat):
+    """A clipping rule that can be changed in place."""
+
+    @property
+    def sensitivity(self) -> float:
+        return LIMIT[0]
+
+
+LIMIT = [1.0]
+
+
+def test_a_rule_whose_sensitivity_changes_under_way_is_refused() -> None:
+    private, x, y = own_loop()
+    private.clipping = Changing(1.0)
+    private.accumulate(x, y)
+    LIMIT[0] = 0.001
+    try:
+        with pytest.raises(RuntimeError, match="clipping rule was changed"):
+            private.release()
+    finally:
+        LIMIT[0] = 1.0
+
+
+def test_a_release_that_could_not_be_recorded_leaves_no_sum_behind() -> None:
+    private, x, y = own_loop()
+    private.accumulate(x, y)
+
+    def full(event: object) -> None:
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        private.release(before=full)
+    assert private.released == 0
+    assert private.release().examples == 0

@@ -45,8 +45,9 @@ class DrawCount:
         known, seen = True, self.seen
         if isinstance(weights, PhysicalBatch):
             more = weights.drawn
-            if weights.indices.device.type == "cpu":
-                seen = _marked(seen, weights.indices[:more], sampler.examples)
+            if weights.indices.device.type == weights.weights.device.type == "cpu":
+                drawn = weights.indices[weights.weights > 0]
+                more, seen = len(drawn), _marked(seen, drawn, sampler.examples)
         elif weights is None:
             more = y.shape[0]
         else:

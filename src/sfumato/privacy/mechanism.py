@@ -84,16 +84,24 @@ class PrivateGradients:
         self.clipping.gradient_noise(noise.multiplier)
         self._history: list[Step] = []
         self._sums: Totals | None = None
-        self._summed_with: ClippingRule | None = None
+        self._summed_with: tuple[ClippingRule, float] | None = None
         self._draw = DrawCount()
         self._observed: Tensor | None = None
         self._statistics = BatchStatistics()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """State for copies and files, without the key, sums and examples.
+
+        A copy starts an empty sum, with a key of its own unless there is a seed: two releases with
+        one noise would give their difference away.
+        """
+        state = self.__dict__ | {"_sums": None, "_observed": None, "_summed_with": None}
+        state |= {"_statistics": BatchStatistics(), "_draw": DrawCount(), "spot_check": SpotCheck()}
+        return state if self.randomness.seeded else state | {"randomness": None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Give a copy a key of its own: two releases with one noise give their difference away."""
         self.__dict__.update(state)
-        if not self.randomness.seeded:
-            self.randomness = Randomness.fresh()
+        self.randomness = self.randomness or Randomness.fresh()
 
     @property
     def clipping(self) -> ClippingRule:
@@ -216,7 +224,7 @@ class PrivateGradients:
         statistics = self._statistics + statistics
         totals = Totals(parameters) if self._sums is None else self._sums
         totals.add(gradients.names, sums)
-        self._sums, self._summed_with = totals, rule
+        self._sums, self._summed_with = totals, (rule, rule.sensitivity)
         self._statistics = statistics
         if observed is not None:
             self._observed = observed
@@ -230,7 +238,7 @@ class PrivateGradients:
 
         Args:
             before: Called with the event of this release before anything is released, so that a
-                ledger can be on disk first.
+                ledger can be on disk first. If it raises, what was accumulated is forgotten.
         """
         parameters, others = self.per_example.parameters()
         _check_parameters(parameters)
@@ -240,8 +248,12 @@ class PrivateGradients:
         self._draw.check(self.sampler, self._statistics)
         event, rule = self.step_event, self._same_rule(parameters)
         noise = GaussianNoise(rule.gradient_noise(event.noise_multiplier))
-        if before is not None:
-            before(event)
+        try:
+            if before is not None:
+                before(event)
+        except BaseException:
+            self.discard()
+            raise
         # The number of a release never comes again, even if the history is set back.
         self._noises = max(self._noises, self.released) + 1
         self._history = list(merge([*self._history, event]))
@@ -277,7 +289,7 @@ class PrivateGradients:
     def _same_rule(self, parameters: dict[str, nn.Parameter]) -> ClippingRule:
         """The rule that the sum was begun with: noise is scaled to the sensitivity of one rule."""
         rule = self._bound(parameters)
-        if self._summed_with is not None and self._summed_with != rule:
+        if self._summed_with not in (None, (rule, rule.sensitivity)):
             raise RuntimeError("the clipping rule was changed between accumulate and release")
         return rule
 

@@ -74,7 +74,7 @@ class Randomness:
     state of its Mersenne twister follows from 2 000 to 3 000 of its numbers.
     """
 
-    key: bytes
+    key: bytes = field(repr=False)
     seeded: bool
     _process: int = field(default_factory=os.getpid, init=False, repr=False, compare=False)
 

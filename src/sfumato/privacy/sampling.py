@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,15 +87,21 @@ class PoissonBatches:
     Args:
         sampler: The sampler.
         steps: Number of draws in one pass.
-        randomness: Source of the draws; a new key from the operating system if None.
+        randomness: Source of the draws; a new key from the operating system for each if None.
+
+    Guarantee: Copies, and processes that the object is sent to, draw for themselves, unless the
+    randomness has a seed.
     """
 
     def __init__(
         self, sampler: PoissonSampler, steps: int, randomness: Randomness | None = None
     ) -> None:
         self.sampler, self.steps = sampler, steps
-        self._randomness = Randomness.fresh() if randomness is None else randomness
-        self._drawn = 0
+        self._randomness, self._drawn = randomness, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        seeded = self._randomness is not None and self._randomness.seeded
+        return self.__dict__ | ({} if seeded else {"_randomness": None})
 
     def __len__(self) -> int:
         return self.steps
@@ -102,7 +109,8 @@ class PoissonBatches:
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(self.steps):
             self._drawn += 1
-            yield self.sampler.draw(self._randomness.stream(self._drawn, "sample")).tolist()
+            key = Randomness.fresh() if self._randomness is None else self._randomness
+            yield self.sampler.draw(key.stream(self._drawn, "sample")).tolist()
 
 
 def physical_batches(draw: Tensor, size: int, *, start: int = 0) -> Iterator[PhysicalBatch]:
