@@ -17,7 +17,7 @@ from sfumato.privacy.group_privacy import SIZES, group_epsilon
 from sfumato.privacy.own_statement import own_statement
 from sfumato.privacy.run_statement import Facts, statement
 from sfumato.privacy.sampling import PoissonSampler
-from sfumato.privacy.statement import delta_warning, meaning, upwards
+from sfumato.privacy.statement import delta_warning, meaning, threat_model, upwards
 
 
 def facts(epsilon: float) -> Facts:
@@ -114,7 +114,7 @@ def test_what_a_reader_must_know_is_there(words: str) -> None:
 def test_a_seed_is_called_not_private() -> None:
     text = " ".join(statement(replace(facts(3.0), seeded=True)).split())
     assert "Not private: anyone who knows or guesses the seed can subtract the noise" in text
-    assert "ChaCha20" not in text
+    assert "with a key of 256 bits" not in text
 
 
 @pytest.mark.parametrize(("examples", "warned"), [(1000, False), (10_000, False), (10_001, True)])
@@ -134,4 +134,11 @@ def own(history: list[Step], *, seeded: bool = False) -> str:
 def test_an_own_loop_with_a_seed_is_told_that_it_is_not_private() -> None:
     steps = [Step(0.1, 1.0, 10)]
     assert "Not private" in own(steps, seeded=True)
-    assert "Not private" not in own(steps) and "ChaCha20" in own(steps)
+    assert "Not private" not in own(steps) and "stream cipher ChaCha20" in own(steps)
+
+
+@pytest.mark.parametrize("unit", ["image", "example"])
+def test_the_attacker_is_said_to_be_unable_to_break_the_cipher(unit: str) -> None:
+    said = " ".join(threat_model(unit).split())
+    assert "cannot break the cipher ChaCha20" in said
+    assert "unlimited" not in said

@@ -140,7 +140,7 @@ def threat_model(unit: str) -> str:
     """Against whom the numbers hold, and what they are not about."""
     return filled(
         "The numbers hold against somebody who sees the weights after every single step, knows the "
-        f"recipe and every other {unit}, has unlimited computing power, and does not know the "
+        f"recipe and every other {unit}, cannot break the cipher ChaCha20, and does not know the "
         f"run's random numbers. They say what such a person can find out about one {unit} because "
         "it was used. They do not keep a model from learning what is true of many people, and do "
         f"not keep predictions secret. Whoever trained the model had the {unit}s: the guarantee is "
