@@ -43,3 +43,17 @@ def test_how_images_were_split_is_said_as_it_was() -> None:
     assert "moves no other" in split_in_words(Data(name="./scans"))
     before = split_in_words(Data(name="./scans.npz", split_rule="stratified"))
     assert "moves others" in before and "does not cover" in before
+
+
+@pytest.mark.parametrize("schedule", ["plateau", "constant"])
+def test_learning_rates_that_follow_validation_are_not_called_covered(
+    tmp_path: Path, schedule: str
+) -> None:
+    halves(tmp_path)
+    changes = {"optimizer.schedule": schedule, "data.validation": 0.2}
+    train(recipe(tmp_path, "scans", changes), out=tmp_path / "r", device="cpu")
+    said = " ".join((tmp_path / "r" / files.STATEMENT).read_text().split())
+    covered = said.split("only use released gradients: ")[1].split(".")[0]
+    assert "the optimizer" in covered
+    assert ("learning rates" in covered) == (schedule == "constant")
+    assert ("The learning rate, which fell" in said) == (schedule == "plateau")

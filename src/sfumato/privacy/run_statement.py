@@ -45,6 +45,7 @@ class Facts:
         before_looked: What was decided then by looking at images without noise, a sentence each.
         schedule: The steps by noise multiplier, where it was not the same for all.
         looked: What was decided by looking at images without noise, a sentence each.
+        rates_looked: Whether the learning rates were among that.
         tuned: What the settings were tried out by, in the recipe's words; empty if it has none.
         split: How images were held out, in a sentence; empty if it is not known.
         taken: Steps taken; fewer than those counted where results decided when to stop.
@@ -77,6 +78,7 @@ class Facts:
     before_looked: tuple[str, ...] = ()
     schedule: tuple[Step, ...] = ()
     looked: tuple[str, ...] = ()
+    rates_looked: bool = False
     tuned: str = ""
     split: str = ""
     taken: int | None = None
@@ -94,7 +96,7 @@ def statement(facts: Facts) -> str:
         return _without_privacy(facts)
     f = facts
     after = [
-        "the optimizer and its learning rates",
+        "the optimizer" if f.rates_looked else "the optimizer and its learning rates",
         *(["the averaging of weights"] if f.averaged else []),
         "anything done with the weights later",
     ]

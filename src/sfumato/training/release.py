@@ -184,6 +184,7 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         before_looked=tuple(map(words_in_markdown, origin.looked)),
         schedule=plan.history(loop.ledger.steps) if plan.schedule else (),
         looked=schedules.looks(recipe),
+        rates_looked=recipe.optimizer.schedule == "plateau",
         tuned=words_in_markdown(p.tuned),
         split=split_in_words(recipe.data),
     )
