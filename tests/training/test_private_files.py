@@ -97,8 +97,23 @@ def test_files_do_not_depend_on_the_time_that_steps_take(
         assert len(stamps) == 1, "modification times travel with copies"
 
 
+@pytest.mark.parametrize("steps", [metrics.MANY - 1, metrics.MANY])
+def test_total_time_of_few_steps_is_not_written(tmp_path: Path, steps: int) -> None:
+    trained(tmp_path / "run", **{"training.steps": steps, "training.checkpoint_every": 50})
+    final = records(tmp_path / "run")[-1]
+    assert bool(final.keys() & CLOCK) == (steps >= metrics.MANY)
+
+
+def test_modification_times_do_not_tell_the_total_time(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trained(run)
+    stamps = {path.stat().st_mtime_ns for path in (run, *run.rglob("*"))}
+    assert stamps == {(run / files.RECIPE).stat().st_mtime_ns}
+    assert not (run / files.KEY).exists()
+
+
 def test_total_time_is_coarse(tmp_path: Path) -> None:
-    trained(tmp_path / "run")
+    trained(tmp_path / "run", **{"training.steps": 100, "training.checkpoint_every": 50})
     final = records(tmp_path / "run")[-1]
     for key in ("seconds", "views_per_second"):
         assert float(f"{final[key]:.1e}") == final[key] > 0, "two digits"

@@ -109,7 +109,8 @@ def tune(
         spent = "–" if trial.epsilon is None else upwards(trial.epsilon, places=2)
         result = "diverged" if trial.note else f"{100 * trial.accuracy:.2f} %"
         values = [str(trial.settings.get(name, "")) for name in names]
-        cells = (*values, result, spent, f"{trial.seconds:.0f}", trial.folder)
+        seconds = "–" if trial.seconds is None else f"{trial.seconds:.0f}"
+        cells = (*values, result, spent, seconds, trial.folder)
         table.add_row(*map(Text, cells))
     console.print(table)
     path = out / "trials.png"

@@ -54,7 +54,7 @@ def harvest(
         sigma=header["sigma"],
         steps=final["step"],
         examples=header["examples"],
-        minutes=round(final["seconds"] / 60, 3),
+        minutes=round(final.get("seconds", 0.0) / 60, 3),
         views_per_second=round(statistics.median(speeds), 1) if speeds else 0.0,
         parameters=sum(p.numel() for p in classifier.network.parameters()),
         measures=measures.measure(row.measures, folder, root=root, device=device),

@@ -34,7 +34,7 @@ class Entry:
         sigma: Noise multiplier of the first step.
         steps: Steps taken.
         examples: Training images.
-        minutes: Training time.
+        minutes: Training time; 0 where the run does not tell.
         views_per_second: Median over the run.
         parameters: Trainable.
         measures: Whatever else the row asks for.

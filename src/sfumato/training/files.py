@@ -47,10 +47,11 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 
 def without_clock(path: Path, folder: Path) -> None:
-    """Give a file of a single step the modification time of the run's recipe.
+    """Give a file, or a folder, of a run the modification time of the run's recipe.
 
-    *Guarantee:* Copies and archives of a run folder do not tell when its steps were taken, and so
-    not how many images they drew. (Where the files lie, the file system still knows.)
+    *Guarantee:* Copies and archives of a run folder do not tell when its steps were taken, nor when
+    the last was, and so not how many images they drew. (Where the files lie, the file system
+    still knows.)
     """
     with contextlib.suppress(OSError):
         began = os.stat(folder / RECIPE).st_mtime_ns

@@ -19,7 +19,7 @@ from sfumato.training import files, fill, schedules, start
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.images import split_in_words
 from sfumato.training.loop import Loop
-from sfumato.training.metrics import coarse
+from sfumato.training.metrics import MANY, coarse
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def release(loop: Loop) -> Result:
         final["epsilon"] = spent[p.accountant]
     if recipe.exact_metrics:
         final["seconds"] = round(seconds, 3)
-    else:
+    elif loop.step >= MANY:
         views = loop.step * loop.plan.sampler.batch * loop.views.total
         final["seconds"] = coarse(seconds)
         final["views_per_second"] = coarse(views / max(seconds, 1e-9))
@@ -127,6 +127,9 @@ def release(loop: Loop) -> Result:
     files.write_whole(folder / files.STATEMENT, text.encode())
     ledger.close()
     (folder / files.KEY).unlink(missing_ok=True)
+    if not recipe.exact_metrics:
+        for path in (*folder.iterdir(), folder):
+            files.without_clock(path, folder)
     return Result(
         folder,
         final.get("test_accuracy"),

@@ -40,7 +40,7 @@ class Trial:
         settings: What it was run with, by dotted names.
         accuracy: On validation images, of averaged weights if they are kept; 0 if it diverged.
         epsilon: What it spent by itself; None without privacy.
-        seconds: Training time.
+        seconds: Training time; None where its run does not tell.
         folder: Its run folder, within that of all trials.
         note: Why it has no accuracy, or nothing.
     """
@@ -48,7 +48,7 @@ class Trial:
     settings: dict[str, Any]
     accuracy: float
     epsilon: float | None
-    seconds: float
+    seconds: float | None
     folder: str
     note: str = ""
 
@@ -61,7 +61,8 @@ class Trial:
             TypeError: If the fields are others.
         """
         trial = cls(**content)
-        numbers = [trial.accuracy, trial.seconds, 0.0 if trial.epsilon is None else trial.epsilon]
+        optional = [value for value in (trial.seconds, trial.epsilon) if value is not None]
+        numbers = [trial.accuracy, *optional]
         if not all(type(value) in (int, float) and abs(value) < 1e300 for value in numbers):
             raise ValueError("a number is none")
         if not isinstance(trial.settings, dict) or not isinstance(trial.note, str):

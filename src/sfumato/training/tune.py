@@ -259,4 +259,4 @@ def _run(
     records = metrics.read(where / files.METRICS)
     final = next(record for record in reversed(records) if record.get("final"))
     accuracy, spent = final["validation_accuracy"], final.get("epsilon")
-    return Trial(settings, accuracy, spent, final["seconds"], where.name)
+    return Trial(settings, accuracy, spent, final.get("seconds"), where.name)
