@@ -263,3 +263,15 @@ def test_many_damaged_files_are_told_in_sentences(sfumato: Run, trained: Path, k
         except AssertionError as error:
             failed.append(f"{seed}: {str(error)[:400]}")
     assert not failed, "\n".join(failed)
+
+
+def test_noise_too_large_to_count_is_a_sentence(sfumato: Run, trained: Path) -> None:
+    run = Path("huge")
+    shutil.copytree(trained, run)
+    path = run / "ledger.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["sigma"] = 1e299
+    path.write_text(chained(lines))
+    found = sfumato("verify", run)
+    assert found.code == 1 and "Traceback" not in found.err
+    assert "line 2 is damaged or was edited" in " ".join(found.out.split())

@@ -149,6 +149,12 @@ def without(*names):
         (changed(y_test=lambda y: y + 1), "test labels hold 4, .* labels go from 0 to 3"),
         (changed(y_train=lambda y: y + 1), "no training image has the label 0"),
         (changed(y_train=lambda y: y * 2), "no training image has the label 1"),
+        (changed(y_train=lambda y: y * 10**9), "no training image has the label 1, though labels"),
+        (changed(y_train=lambda y: y * 10**15), "labels reach 3000000000000000"),
+        (
+            changed(y_train=lambda y: np.where(y == 3, 2**64 - 1, y).astype(np.uint64)),
+            "no training image has the label 3, though labels reach 18446744073709551615",
+        ),
         (changed(y_train=lambda y: y + 0.5), "not whole numbers"),
         (changed(y_train=lambda y: y * np.nan), "not whole numbers"),
         (changed(y_train=lambda y: y * 0, y_test=lambda y: y * 0), "only one class"),

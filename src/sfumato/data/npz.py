@@ -299,10 +299,11 @@ def _numbered(
     if count < 2:
         raise UserError(f"{path} holds only one class: a classifier needs at least two.")
     if names is None:
-        absent = np.flatnonzero(np.bincount(train.astype(np.int64), minlength=count) == 0)
-        if len(absent):
+        found = np.unique(train)
+        if len(found) < count:
+            absent = next((k for k, label in enumerate(found) if k != label), len(found))
             raise UserError(
-                f"{path}: no training image has the label {absent[0]}, though labels reach "
+                f"{path}: no training image has the label {absent}, though labels reach "
                 f"{count - 1}; number the classes from 0 without gaps, or name them in an array "
                 "called classes."
             )

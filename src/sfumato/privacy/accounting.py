@@ -68,6 +68,10 @@ _NO_NOISE = 1e-4
 _FEW_ORDERS = (1.1, 1.25, 1.5, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 
 
+LARGEST_NOISE = 1e100
+"""Noise multipliers are below this."""
+
+
 @dataclass(frozen=True)
 class Step:
     """A run of `count` equal steps: sample each example with probability `q`, add Gaussian noise.
@@ -333,10 +337,11 @@ def check_q(q: float) -> None:
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Refuse a negative, infinite or undefined noise multiplier."""
-    if not 0 <= noise_multiplier < math.inf:
+    """Refuse a negative or undefined noise multiplier, or one whose square overflows."""
+    if not 0 <= noise_multiplier < LARGEST_NOISE:
         raise UserError(
-            f"The noise multiplier must be a finite number of at least 0, not {noise_multiplier}."
+            f"The noise multiplier must be a finite number of at least 0 and below "
+            f"{LARGEST_NOISE:g}, not {noise_multiplier}."
         )
 
 
