@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_result import Result, Run, refused
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from sfumato.training.classifier import FORMAT
 from tiny_run import TINY, train_run
 
 MODELS = """
@@ -172,5 +177,38 @@ def test_a_run_is_what_it_states(sfumato: Run, tmp_path: Path) -> None:
     assert "Cannot read the ledger" in changed("ledger.jsonl", lambda _: None)
     said = changed("statement.md", lambda b: re.sub(rb"\*\*\([\d.]+,", b"**(0.5,", b))
     assert "the statement says 0.5" in " ".join(said.split())
+    for change in (
+        lambda b: b.split(b"## Not covered")[0],
+        lambda b: b + b"It satisfies (0.1, 1e-9)-differential privacy.",
+        lambda b: b.replace(b"one image", b"one million images"),
+    ):
+        shutil.rmtree(tmp_path / "without statement.md", ignore_errors=True)
+        assert "not the text" in " ".join(changed("statement.md", change).split())
     (tmp_path / "empty").mkdir()
     refused(sfumato("verify", tmp_path / "empty"), "is not a run folder")
+
+
+CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "δ": lambda c: c["guarantee"].update(delta=1e-9),
+    "exposures": lambda c: c["guarantee"].update(exposures=[]),
+    "other exposures": lambda c: c["guarantee"]["exposures"][0].update(public=True),
+    "exposures of data": lambda c: c["guarantee"]["exposures"][0].update(steps=[]),
+    "no digest": lambda c: c.pop("tensors"),
+    "unit": lambda c: c["guarantee"].update(unit="one person"),
+    "by RDP": lambda c: c["guarantee"]["epsilon"].update(rdp=0.1),
+}
+
+
+def test_weights_that_state_other_numbers_than_the_ledger(sfumato: Run, tmp_path: Path) -> None:
+    folder = train_run(tmp_path / "r", TINY)
+    path = folder / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        text = file.metadata()[FORMAT]
+    tensors = load_file(path)
+    for words, change in CLAIMS.items():
+        content = json.loads(text)
+        change(content)
+        save_file(tensors, path, metadata={FORMAT: json.dumps(content)})
+        result = sfumato("verify", folder)
+        assert result.code == 1, words
+        assert words in " ".join(result.out.split())

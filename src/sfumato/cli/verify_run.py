@@ -72,12 +72,15 @@ def _signature(folder: Path, key: Path, problems: list[str]) -> str:
 
 
 def _weights(folder: Path, problems: bool) -> str:
-    from sfumato.training.classifier import TENSORS, read_weights
+    from sfumato.training.classifier import STATEMENT, TENSORS, read_weights
     from sfumato.training.files import WEIGHTS
 
     if not (folder / WEIGHTS).is_file():
         return "not written yet"
     if problems:
         return "–"
-    known = TENSORS in read_weights(folder / WEIGHTS)[0]
-    return "as they were written" if known else "of an older version, which kept no digest of them"
+    content = read_weights(folder / WEIGHTS)[0]
+    if TENSORS not in content:
+        return "of an older version, which kept no digest of them"
+    lacking = "" if STATEMENT in content else "; they hold no digest of the statement's text"
+    return f"as they were written{lacking}"

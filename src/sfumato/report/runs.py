@@ -23,12 +23,11 @@ from sfumato.privacy import accounting
 from sfumato.privacy.accounting import ACCOUNTANTS, AccountantName, Step, merge
 from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe, differences, from_record
+from sfumato.report import claims
 from sfumato.text import without_markdown
 from sfumato.training import files, metrics
 from sfumato.training.classifier import read_weights
 from sfumato.training.start import Origin
-
-_AGREE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -237,45 +236,30 @@ def _read(folder: Path, name: str) -> Run:
         tuple(r for r in records if not r.get("final") and number(r, "step") is not None),
         final, statement, epsilon,
     )  # fmt: skip
-    spent, in_weights = run.spent, None
+    content: Mapping[str, Any] = {}
     try:
-        in_weights = _in_weights(folder, run.accountant)
+        if (folder / files.WEIGHTS).is_file():
+            content, _ = read_weights(folder / files.WEIGHTS)
     except UserError as error:
         problems.append(f"{error} No guarantee is stated.")
         run = replace(run, epsilon={})
-    for who, stated in (
-        ("the run reported {:.4f} when it ended", number(final, "epsilon")),
-        ("the weights state {:.4f}", in_weights),
-        ("the statement says {:.4g}", _in_statement(statement)),
-    ):
-        if spent is not None and stated is not None and abs(spent - stated) > _AGREE * stated:
-            problems.append(
-                f"The ledger comes to epsilon {spent:.4f}, but {who.format(stated)}: the folder "
-                "holds files of different runs, or one was edited. No guarantee is stated."
-            )
-            run = replace(run, epsilon={})
+    spent = run.spent
+    wrong: list[str] = []
+    if spent is not None:
+        ended = number(final, "epsilon")
+        if ended is not None and abs(spent - ended) > claims.AGREE * ended:
+            wrong.append(f"the run reported {ended:.4f} when it ended")
+        if content:
+            wrong += claims.of_weights(content, recipe, origin, history, header, epsilon)
+        if statement:
+            wrong += claims.of_statement(statement, content, header, spent)
+    for words in wrong:
+        problems.append(
+            f"The ledger comes to epsilon {spent:.4f}, but {words}: the folder "
+            "holds files of different runs, or one was edited. No guarantee is stated."
+        )
+        run = replace(run, epsilon={})
     return replace(run, problems=tuple(problems))
-
-
-def _in_statement(statement: str) -> float | None:
-    """The epsilon that a statement claims, if it claims one."""
-    found = re.search(r"\*\*\(([\d.]+(?:e[+-]?\d+)?), [\d.e+-]+\)-differential privacy", statement)
-    return float(found[1]) if found else None
-
-
-def _in_weights(folder: Path, accountant: str) -> float | None:
-    """The epsilon that the released weights state, if there are any and they state one.
-
-    Raises:
-        UserError: If they cannot be read, or are not what was written.
-    """
-    if not (folder / files.WEIGHTS).is_file():
-        return None
-    content, _ = read_weights(folder / files.WEIGHTS)
-    try:
-        return float(content["guarantee"]["epsilon"][accountant])
-    except (KeyError, ValueError, TypeError):
-        return None
 
 
 def _recipe(folder: Path, header: Mapping[str, Any], problems: list[str]) -> Recipe:

@@ -31,6 +31,9 @@ FORMAT = "sfumato-1"
 TENSORS = "tensors"
 """Under which a weights file has the digest of its tensors; older ones have none."""
 
+STATEMENT = "statement"
+"""Under which a run's weights have the SHA-256 of its statement; older ones have none."""
+
 
 _SIDE = 1 << 13
 """More channels, or pixels along a side, than this are a mistake, or an attack."""
@@ -143,12 +146,21 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     return (images.float() - shift) / width
 
 
-def save_weights(path: Path, network: nn.Module, description: Description) -> None:
-    """Write a self-describing weights file, whole or not at all."""
+def save_weights(
+    path: Path, network: nn.Module, description: Description, *, statement: str | None = None
+) -> None:
+    """Write a self-describing weights file, whole or not at all, with its statement's digest."""
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in network.state_dict().items()}
     # One entry only: safetensors writes several in no fixed order, and equal runs are equal bytes.
     content = asdict(description) | {TENSORS: _digest(tensors)}
+    if statement is not None:
+        content[STATEMENT] = statement_digest(statement)
     write_whole(path, save(tensors, metadata={FORMAT: json.dumps(content)}))
+
+
+def statement_digest(text: str) -> str:
+    """SHA-256 of a statement."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -215,7 +227,8 @@ def load(
     if not path.is_file():
         raise UserError(f"There is no run folder or weights file {path}.")
     content, tensors = read_weights(path)
-    content.pop(TENSORS, None)
+    for digest in (TENSORS, STATEMENT):
+        content.pop(digest, None)
     try:
         for key in ("classes", "size", "mean", "std"):
             content[key] = tuple(content[key])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,12 +119,9 @@ def release(loop: Loop) -> Result:
         recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
         guarantee, recipe.training.test_views, recipe.data.bits,
     )  # fmt: skip
-    if loop.average is not None:
-        with loop.average.applied(loop.model):
-            save_weights(folder / files.WEIGHTS, loop.model, description)
-    else:
-        save_weights(folder / files.WEIGHTS, loop.model, description)
     text = statement(_facts(loop, spent, origin))
+    with loop.average.applied(loop.model) if loop.average is not None else nullcontext():
+        save_weights(folder / files.WEIGHTS, loop.model, description, statement=text)
     files.write_whole(folder / files.STATEMENT, text.encode())
     ledger.close()
     (folder / files.KEY).unlink(missing_ok=True)
