@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -625,5 +630,84 @@ def notes_in_an_object() -> nn.Module:
 for model in (
     mixed_precision_parts, float64_first, bfloat16_middle, rounded_middle, traced, scripted,
     frozen_batch_norm, spectrum, own_range, own_scale, notes_in_an_object,
+):  # fmt: skip
+    sound(model)
+
+
+class Keeping(nn.Module):
+    """A convolution beside things that a model may keep, and a function that uses them."""
+
+    def __init__(self, run: Callable[..., Tensor] | None = None, **kept: Any) -> None:
+        super().__init__()
+        self.conv, self.run = nn.Conv2d(3, 4, 3), run
+        for name, value in kept.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.conv(x)
+        return h if self.run is None else self.run(self, h)
+
+
+class Options(dict[str, Any]):
+    """A dictionary of a class of its own, as configurations are."""
+
+
+def counter() -> nn.Module:
+    def run(m: Any, h: Tensor) -> Tensor:
+        m.calls["run"] += 1
+        return h
+
+    return around(Keeping(run, calls=Counter(), options=Options(width=8)), channels=4)
+
+
+def holds_itself() -> nn.Module:
+    kept: list[Any] = [1]
+    kept.append(kept)
+    return around(Keeping(kept=kept), channels=4)
+
+
+def sparse_and_nested() -> nn.Module:
+    part = Keeping(
+        lambda m, h: torch.einsum("nchw,cd->ndhw", h, m.mix.to_dense().to(h.dtype)),
+        nested=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    )
+    part.register_buffer("mix", torch.eye(4).to_sparse())
+    return around(part, channels=4)
+
+
+def own_python_random() -> nn.Module:
+    part = Keeping(lambda m, h: h * (0.9 + 0.2 * m.random.random()), random=random.Random(1))
+    return around(part, channels=4)
+
+
+def own_torch_generator() -> nn.Module:
+    def run(m: Any, h: Tensor) -> Tensor:
+        return h * (torch.rand(h.shape, generator=m.random) > 0.1)
+
+    return around(Keeping(run, random=torch.Generator().manual_seed(1)), channels=4)
+
+
+def own_numpy_generator() -> nn.Module:
+    def run(m: Any, h: Tensor) -> Tensor:
+        noise = torch.from_numpy(m.random.standard_normal(h.shape[1:]))
+        return h + 0.1 * noise.to(h.dtype)
+
+    return around(Keeping(run, random=np.random.default_rng(0)), channels=4)
+
+
+def lazy_constants() -> nn.Module:
+    """Makes a mask at the first call, and keeps it in a list in an object."""
+
+    def run(m: Any, h: Tensor) -> Tensor:
+        if not hasattr(m, "mask"):
+            m.mask = [SimpleNamespace(of=torch.ones(h.shape[2:]).tril())]
+        return h * m.mask[0].of.to(h.dtype)
+
+    return around(Keeping(run), channels=4)
+
+
+for model in (
+    counter, holds_itself, sparse_and_nested, own_python_random, own_torch_generator,
+    own_numpy_generator, lazy_constants,
 ):  # fmt: skip
     sound(model)

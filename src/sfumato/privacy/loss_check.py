@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.privacy.draws import random_rows
@@ -26,6 +26,11 @@ _OUTPUTS = "look for means, maxima or conditions that are taken of the whole bat
 
 Seen = tuple[Tensor, Tensor]
 """The loss of each row and its derivative by the outputs."""
+
+_KEEPS = (
+    "The loss keeps what it has seen in '{}', so that the loss of one example depends on others: "
+    "use one that keeps nothing."
+)
 
 
 def refuse_mixing_loss(engine: Layered, draws: Draws, rows: int) -> None:
@@ -51,7 +56,7 @@ def _refuse(
     engine: Layered, outputs: Tensor, y: Tensor, *, targets: bool, other: Tensor | None = None
 ) -> None:
     try:
-        before, again = (_seen(engine, outputs, y) for _ in range(2))
+        (before, kept), (again, _) = (_seen(engine, outputs, y) for _ in range(2))
     except UserError:
         raise
     except Exception:
@@ -62,11 +67,13 @@ def _refuse(
     changes = _other_targets(y, y if other is None else other) if targets else _sure(outputs)
     for j, changed in changes:
         try:
-            after = _seen(engine, *((outputs, changed) if targets else (changed, y)))
+            after, also = _seen(engine, *((outputs, changed) if targets else (changed, y)))
         except UserError:
             raise
         except Exception:
             continue  # A loss may refuse outputs that a model of its own kind never returns.
+        if name := kept.first_difference(also):
+            raise UserError(_KEEPS.format(name))
         others = without(len(y), j).to(outputs.device)
         moved = max(distance(a[others], b[others]) for a, b in zip(before, after, strict=True))
         if moved > (0.0 if exact else LOOSE.get(outputs.dtype, 1e-2)):
@@ -99,24 +106,16 @@ def _sure(outputs: Tensor) -> Iterator[tuple[int, Tensor]]:
             yield j, changed
 
 
-def _seen(engine: Layered, outputs: Tensor, targets: Tensor) -> Seen:
-    """Run the loss from a fixed random state; its own state is put back.
-
-    Raises:
-        UserError: The loss has kept something.
-    """
-    state = Snapshot(engine.loss) if isinstance(engine.loss, nn.Module) else None
+def _seen(engine: Layered, outputs: Tensor, targets: Tensor) -> tuple[Seen, Snapshot]:
+    """Run the loss from a fixed random state; returns also its own state, which is put back."""
+    state = Snapshot(engine.loss)
     leaf = outputs.detach().clone().requires_grad_(outputs.is_floating_point())
     seed(engine.model)
-    with torch.enable_grad():
-        own = engine.loss(leaf, targets)
-        (slope,) = torch.autograd.grad(own.sum(), [leaf], allow_unused=True)
-    if state is not None:
-        after = Snapshot(engine.loss)  # type: ignore[arg-type]
+    try:
+        with torch.enable_grad():
+            own = engine.loss(leaf, targets)
+            (slope,) = torch.autograd.grad(own.sum(), [leaf], allow_unused=True)
+        after = Snapshot(engine.loss)
+    finally:
         state.put_back()
-        if name := state.first_difference(after):
-            raise UserError(
-                f"The loss keeps what it has seen in '{name}', so that the loss of one example "
-                "depends on others: use one that keeps nothing."
-            )
-    return own.detach(), torch.zeros_like(leaf) if slope is None else slope
+    return (own.detach(), torch.zeros_like(leaf) if slope is None else slope), after

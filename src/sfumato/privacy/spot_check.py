@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.privacy.agreement import tolerance
@@ -112,7 +112,7 @@ class SpotCheck:
         Raises:
             UserError: One example reached another.
         """
-        with undisturbed(*_modules(engine)):
+        with undisturbed(engine.model, engine.loss):
             _checked(engine, x.clone(), y, KINDS)
 
     def _kinds(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
     """
     engine.settle(x, y)
     given = x.clone()  # A model may change its inputs in place.
-    kept, drawn = Snapshot(*_modules(engine)), RandomState(engine.model)
+    kept, drawn = Snapshot(engine.model, engine.loss), RandomState(engine.model)
     replaced: list[tuple[Tensor, _Shown]] = []
     alone: _Alone | None = None
     picks = _half(len(y))
@@ -165,14 +165,14 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
         kept.put_back()
         drawn.put_back()
     found = engine(x, y)
-    norms, state = found.squared_norms(), Snapshot(*_modules(engine))
+    norms, state = found.squared_norms(), Snapshot(engine.model, engine.loss)
     fine = state.same_parameters(kept)
     allowed = _ROUNDING * LOOSE.get(engine.precision or engine.narrowest, 1e-2)
     for looked_at, shown in replaced:
         real = _tensors(found, norms, looked_at, engine.views)
         moved = max(map(distance, real, shown.tensors), default=0.0)
         fine = fine and moved <= allowed and state.first_difference(shown.state) is None
-    if alone is not None and drawn.same(RandomState(engine.model)):
+    if alone is not None and drawn.same(RandomState(engine.model)) and kept.same_draws(state):
         # A model that draws random numbers draws others for an example alone.
         fine = fine and _agree(engine, found, norms, alone)
     if not fine:
@@ -224,12 +224,7 @@ def _among(engine: PerExample, x: Tensor, y: Tensor, picks: Tensor, kind: str) -
             raise
         return None
     tensors = _tensors(found, found.squared_norms(), picks, engine.views)
-    return _Shown([t.clone() for t in tensors], Snapshot(*_modules(engine)))
-
-
-def _modules(engine: PerExample) -> list[nn.Module]:
-    """The model, and the loss if it may keep anything."""
-    return [engine.model, *([engine.loss] if isinstance(engine.loss, nn.Module) else [])]
+    return _Shown([t.clone() for t in tensors], Snapshot(engine.model, engine.loss))
 
 
 def _tensors(found: PerExampleGradients, norms: Tensor, picks: Tensor, views: int) -> list[Tensor]:
@@ -293,7 +288,7 @@ def _slope(engine: PerExample, alone: _Alone) -> float:
     if targets.is_floating_point() or outputs is None or outputs.dim() != 2:
         return 0.0
     others = (targets + 1) % outputs.shape[1]
-    with undisturbed(*_modules(engine)), full_precision(alone.rows.device):
+    with undisturbed(engine.model, engine.loss), full_precision(alone.rows.device):
         found = one_at_a_time(
             engine.model, alone.rows, others, loss=engine.loss, views=engine.views
         )

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import random
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+
+from sfumato.privacy.object_graph import ObjectGraph, same
 
 PROBE_SEED = 20220408
-
-_TORCH_S_OWN = frozenset(vars(nn.Module()))
 
 _HOOKS = (
     "_forward_hooks",
@@ -29,19 +25,6 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 
-_DEPTH = 3
-"""Objects within objects that are looked into."""
-
-
-@dataclass
-class _Slot:
-    """One thing that a module holds: where, the object itself, and a copy of its value."""
-
-    holder: dict[str, Any]
-    key: str
-    held: Any
-    value: Any
-
 
 @dataclass
 class _Extra:
@@ -49,58 +32,43 @@ class _Extra:
 
     module: nn.Module
     value: Any
-    comparable: Any
+    seen: ObjectGraph
 
 
 class Snapshot:
-    """The state of modules: everything that could carry data from one call to the next.
+    """The state of modules and of callables: all that could carry data from one call to the next.
 
-    Parameters and buffers by value, tensors, arrays, numbers and text in plain attributes and in
-    objects that these hold, extra state, and which hooks are registered.
+    Parameters and buffers by value, everything in attributes and in what these hold, classes,
+    closures, extra state, and which hooks are registered. Random number generators of a model's
+    own are put back, but a draw from them is no difference.
     """
 
-    def __init__(self, *models: nn.Module) -> None:
-        self._slots: dict[str, _Slot] = {}
+    def __init__(self, *parts: object) -> None:
+        self._graph = ObjectGraph()
         self._extra: dict[str, _Extra] = {}
         self._hooks: dict[str, tuple[dict[int, Any], dict[int, Any]]] = {}
-        for model in models:
-            for path, module in model.named_modules():
-                self._take(f"{path}." if path else "", module)
+        for place, part in enumerate(parts):
+            start = f"part {place}" if place else ""
+            for path, module in part.named_modules() if isinstance(part, nn.Module) else ():
+                self._take(f"{start}.{path}".strip("."), module)
+            self._graph.add(start, part)
 
-    def _take(self, prefix: str, module: nn.Module) -> None:
-        own = {k: v for k, v in vars(module).items() if k not in _TORCH_S_OWN}
-        if type(module).__module__.startswith("torch.nn.modules"):
-            own = {k: v for k, v in own.items() if isinstance(v, Tensor)}
-        for holder in (module._parameters, module._buffers):
-            self._keep(prefix, holder, holder, 0)
-        self._keep(prefix, vars(module), own, _DEPTH)
+    def _take(self, name: str, module: nn.Module) -> None:
+        prefix = f"{name}." if name else ""
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             state = module.get_extra_state()
-            name = f"{prefix}get_extra_state()"
-            self._extra[name] = _Extra(module, copy.deepcopy(state), _comparable(state))
+            self._extra[f"{prefix}get_extra_state()"] = _Extra(
+                module, copy.deepcopy(state), _graph(state)
+            )
         for kind in _HOOKS:
             hooks = getattr(module, kind)
             self._hooks[f"{prefix}{kind}"] = hooks, dict(hooks)
 
-    def _keep(self, prefix: str, holder: dict[str, Any], held: dict[str, Any], depth: int) -> None:
-        for key, value in held.items():
-            if _is_plain(value):
-                self._slots[f"{prefix}{key}"] = _Slot(holder, key, value, _copied(value))
-            elif depth and _is_object(value):
-                self._keep(f"{prefix}{key}.", vars(value), vars(value), depth - 1)
-
     def put_back(self) -> None:
         """Give the modules this state again, in the very same tensors, without later hooks."""
-        with torch.no_grad():
-            for slot in self._slots.values():
-                if isinstance(slot.held, Tensor | np.ndarray):
-                    if not _same(slot.held, slot.value):
-                        _overwrite(slot.held, slot.value)
-                    slot.holder[slot.key] = slot.held
-                elif not _same(slot.holder.get(slot.key), slot.value):
-                    slot.holder[slot.key] = _copied(slot.value)
+        self._graph.put_back()
         for extra in self._extra.values():
-            if not _same(_comparable(extra.module.get_extra_state()), extra.comparable):
+            if extra.seen.first_difference(_graph(extra.module.get_extra_state())) is not None:
                 extra.module.set_extra_state(copy.deepcopy(extra.value))
         for hooks, before in self._hooks.values():
             for key in [key for key in hooks if key not in before]:
@@ -108,27 +76,34 @@ class Snapshot:
 
     def same_parameters(self, other: Snapshot) -> bool:
         """Tell whether the parameters have the same values in both."""
+        mine, theirs = self._graph.values, other._graph.values
         return all(
-            name in other._slots and _same(slot.value, other._slots[name].value)
-            for name, slot in self._slots.items()
-            if isinstance(slot.held, nn.Parameter)
+            name in theirs and same(mine[name], theirs[name]) for name in self._graph.parameters
         )
+
+    def same_draws(self, other: Snapshot) -> bool:
+        """Tell whether nothing was drawn between the two from generators of the modules' own."""
+        return self._graph.same_draws(other._graph)
 
     def first_difference(self, other: Snapshot) -> str | None:
         """The name of something that the two states do not share, or None."""
-        for name in (*self._slots, *other._slots):
-            mine, theirs = self._slots.get(name), other._slots.get(name)
-            if mine is None or theirs is None or not _same(mine.value, theirs.value):
-                return name
+        if (found := self._graph.first_difference(other._graph)) is not None:
+            return found
         for name in (*self._extra, *other._extra):
             a, b = self._extra.get(name), other._extra.get(name)
-            if a is None or b is None or not _same(a.comparable, b.comparable):
+            if a is None or b is None or a.seen.first_difference(b.seen) is not None:
                 return name
         for name in (*self._hooks, *other._hooks):
             before, after = (s._hooks.get(name, ({}, {}))[1] for s in (self, other))
             if list(before.values()) != list(after.values()):
                 return name
         return None
+
+
+def _graph(value: Any) -> ObjectGraph:
+    graph = ObjectGraph()
+    graph.add("", value)
+    return graph
 
 
 def hook_keys(model: nn.Module) -> tuple[int, ...]:
@@ -145,73 +120,6 @@ def hook_keys(model: nn.Module) -> tuple[int, ...]:
     ]
     holders += [getattr(module, kind) for module in model.modules() for kind in _HOOKS]
     return tuple(key for hooks in holders if hooks for key in hooks)
-
-
-_PLAIN = (Tensor, np.ndarray, np.generic, int, float, complex, str, bytes, set, frozenset)
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, _PLAIN):
-        return True
-    return isinstance(value, list | tuple | dict | deque) and not _holds_modules(value)
-
-
-def _holds_modules(value: Any) -> bool:
-    return any(isinstance(leaf, nn.Module) for leaf in tree_flatten(value)[0])
-
-
-def _is_object(value: object) -> bool:
-    """Tell whether this is an object of somebody's own class, with attributes to look at."""
-    if isinstance(value, nn.Module | type | ModuleType) or not hasattr(value, "__dict__"):
-        return False
-    own = type(value).__module__
-    return own != "builtins" and not own.startswith(("torch", "functools"))
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, np.ndarray | set):
-        return value.copy()
-    return tree_map(_copied, value) if isinstance(value, list | tuple | dict | deque) else value
-
-
-def _overwrite(held: Any, value: Any) -> None:
-    if isinstance(held, Tensor):
-        if held.shape != value.shape:
-            held.data = value.clone()
-        else:
-            held.copy_(value)
-    else:
-        held[...] = value
-
-
-def _comparable(state: Any) -> Any:
-    """Extra state as something to compare: itself, or its pickled bytes."""
-    leaves = tree_flatten(state)[0]
-    if all(leaf is None or isinstance(leaf, _PLAIN) for leaf in leaves):
-        return _copied(state)
-    try:
-        return pickle.dumps(state)
-    except Exception:
-        return None
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if isinstance(a, list | tuple | dict | deque) and type(a) is type(b):
-        (leaves_a, spec_a), (leaves_b, spec_b) = tree_flatten(a), tree_flatten(b)
-        return spec_a == spec_b and all(map(_same, leaves_a, leaves_b))
-    if type(a) is not type(b):
-        return False
-    if not isinstance(a, _PLAIN):
-        return True  # Functions and the like, which may be made anew for each call.
-    return bool(a == b or (a != a and b != b))
 
 
 def _devices(model: nn.Module) -> list[int]:
@@ -257,8 +165,8 @@ class RandomState:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, *others: nn.Module) -> Iterator[None]:
-    """Put the state of modules and the global random states back afterwards."""
+def undisturbed(model: nn.Module, *others: object) -> Iterator[None]:
+    """Put the state of modules and callables and the global random states back afterwards."""
     before, drawn = Snapshot(model, *others), RandomState(model)
     try:
         yield
