@@ -119,8 +119,8 @@ def compare(device: str, dtype: torch.dtype, tolerance: float) -> None:
     """The kernel against its definition, for keys and counters with every bit set."""
     from sfumato.kernels.chacha20_triton import normals
 
-    for key in (bytes(range(32)), bytes(range(200, 232)), bytes([255] * 32), ZERO):
-        for block, count in ((0, 0), (0, 1), (0, 20), (1, 3000), (2**31 - 3, 99), (2**32 - 9, 72)):
+    for key in (bytes(range(200, 232)), bytes([255] * 32)):
+        for block, count in ((0, 0), (0, 1), (1, 3000), (2**32 - 9, 72)):
             ours = normals(key, count, torch.device(device), block=block).cpu()
             wanted = chacha20.normals(key, count, CPU, block=block)
             assert ours.shape == wanted.shape and ours.dtype == torch.float64
