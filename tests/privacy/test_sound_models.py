@@ -19,8 +19,16 @@ SLOWER = {
     "control_flow": "loop",
     "traced": "loop",
     "scripted": "loop",
+    "own_torch_generator": "loop",
 }
-NARROW = ("mixed_precision_parts", "float64_first", "bfloat16_middle", "rounded_middle")
+NARROW = (
+    "mixed_precision_parts",
+    "float64_first",
+    "bfloat16_middle",
+    "rounded_middle",
+    "sparse_and_nested",
+    "lazy_constants",
+)
 """Models of which there is no copy in float64 to compare."""
 
 
