@@ -223,7 +223,7 @@ def test_weights_of_another_epsilon_leave_no_guarantee(tmp_path: Path) -> None:
     assert spent is not None
 
     def put(stated: float) -> None:
-        content = {"guarantee": {"epsilon": {run.accountant: stated}}}
+        content = {"guarantee": {"private": True, "epsilon": {run.accountant: stated}}}
         save_file({"x": torch.zeros(1)}, folder / WEIGHTS, metadata={FORMAT: json.dumps(content)})
 
     put(spent)
