@@ -418,3 +418,36 @@ def test_no_gradient_but_the_released_one_is_left() -> None:
     engine.release()
     optimizer.step()
     assert torch.equal(model[2].weight, after) and not torch.equal(model[0].weight, before)
+
+
+class Sized(nn.Module):
+    """Outputs depend on the number of rows, from 64 rows on."""
+
+    def __init__(self, amount: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 16), nn.Linear(16, 4)
+        self.amount, self.dtype = amount, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x.flatten(1))).to(self.dtype).float()
+        far = h.detach().norm(dim=1, keepdim=True) / 4
+        out: Tensor = self.b(h + self.amount * far * ((len(h) // 64) % 2))
+        return out
+
+
+@pytest.mark.parametrize("first", [64, 10])
+@pytest.mark.parametrize(
+    ("amount", "dtype"), [(0.03, torch.float32), (0.001, torch.float32), (0.15, torch.bfloat16)]
+)
+def test_gradients_do_not_depend_on_the_size_of_the_batch(
+    first: int, amount: float, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    engine = PerExample(Sized(amount, dtype))
+    x, y = torch.rand(64, 1, 8, 8), torch.zeros(64, dtype=torch.long)
+    engine(x[:first], y[:first])
+    many, few = engine(x, y), engine(x[:10], y[:10])
+    assert engine.method != "loop"
+    for a, b in zip(many.tensors, few.tensors, strict=True):
+        assert a is not None and b is not None
+        torch.testing.assert_close(a[:10], b, rtol=1e-3, atol=1e-4)

@@ -101,6 +101,11 @@ class PerExample(Layered):
         """Tell whether batches like this one have been checked, with the model as it is now."""
         return self._chosen(x, y, tuple(self.trainable)) is not None
 
+    def as_run(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets as they run, padded to a size that was checked."""
+        chosen = self._chosen(x, y, tuple(self.trainable))
+        return _padded(x, y, chosen[1] if chosen else y.shape[0], self.views)
+
     def settle(self, x: Tensor, y: Tensor) -> None:
         """Choose and check the method for batches like this one, unless it was done before."""
         _check_inputs(x, y, self.views)

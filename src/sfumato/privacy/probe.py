@@ -6,15 +6,15 @@ the global random states as they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
-from sfumato.privacy.agreement import bookkeeping_error, errors, picked, tolerance
+from sfumato.privacy.agreement import bookkeeping_error, errors, picked, rounding, tolerance
 from sfumato.privacy.draws import CUT, KINDS, image_rows, replacement
-from sfumato.privacy.isolation import LOOSE, how_examples_mix, out_of_memory, without
+from sfumato.privacy.isolation import LOOSE, how_examples_mix, look, out_of_memory, without
 from sfumato.privacy.layered import METHODS, Layered
 from sfumato.privacy.leaves import NotPerLayer
 from sfumato.privacy.loss_check import refuse_mixing_loss
@@ -38,6 +38,8 @@ from sfumato.privacy.tracing import distance
 
 _MOVES = "changing one example moves the gradients of others"
 
+_SIZE = "the number of examples in a batch moves the {} by {:.1e}"
+
 _ENOUGH = 32
 """Examples for which a pass is checked that serves as another's reference."""
 
@@ -58,11 +60,12 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
         engine.narrowest = narrowest(model, draws.x(engine.views))
         trials = [(engine, draws.like_x.dtype)]
         comparison: Comparison = "not at all"
+        twin: Layered | None = None
         if engine.check:
             refuse_mixing_loss(engine, draws, x.shape[0])
             _refuse_mixing(engine, draws, x.shape[0])
             comparison = how_to_compare(model, draws.x(3))
-            twin = double_of(engine, draws)
+            twin = double_of(engine, draws.x(engine.views), draws.y(1))
             trials = [*([(twin, torch.float64)] if twin else []), *trials]
         for method in METHODS[:-1]:
             for trial, dtype in trials:
@@ -72,12 +75,18 @@ def choose_method(engine: Layered, x: Tensor, y: Tensor) -> str:
                     sizes += (y.shape[0] if engine.precision is None else min(y.shape[0], _ENOUGH),)
                 computed_in = engine.narrowest if trial is engine else dtype
                 allowed = tolerance(computed_in, confirmed=len(trials) > 1)
-                objection = _objection(trial, method, draws, dtype, sizes, comparison, allowed)
+                objection = _objection(
+                    trial, method, draws, dtype, sizes, comparison, allowed, lambda: twin
+                )
+                if trial is engine and y.shape[0] > max(sizes) > 3 and method == "layers":
+                    objection = objection or _outputs_by_size(engine, draws, y.shape[0], comparison)
                 if objection and method == "layers" and trial.deferring:
                     # What the model does with a layer may only be possible if its gradients are.
                     for one, _ in trials:
                         one.defers = False
-                    objection = _objection(trial, method, draws, dtype, sizes, comparison, allowed)
+                    objection = _objection(
+                        trial, method, draws, dtype, sizes, comparison, allowed, lambda: twin
+                    )
                 if objection and objection.startswith(_MOVES) and method == METHODS[-2]:
                     # The model ran on one example at a time, so it is the loss or what is kept.
                     raise UserError(
@@ -109,8 +118,8 @@ def holds_at_size(engine: Layered, method: str, x: Tensor, y: Tensor) -> bool:
             refuse_mixing_at(engine, draws, x.shape[0])
         comparison = how_to_compare(model, draws.x(3))
         allowed = tolerance(engine.narrowest, confirmed=True)
-        sizes = (y.shape[0],)
-        return _objection(engine, method, draws, dtype, sizes, comparison, allowed) is None
+        sizes, double = (y.shape[0],), lambda: double_of(engine, draws.x(engine.views), draws.y(1))
+        return _objection(engine, method, draws, dtype, sizes, comparison, allowed, double) is None
 
 
 def found_mixing(engine: Layered) -> bool:
@@ -174,13 +183,16 @@ def _refuse_mixing_in(engine: Layered, draws: Draws, plan: Plan, *, at: int = PR
         )
 
 
-def double_of(engine: Layered, draws: Draws) -> Layered | None:
-    """The engine on a copy of the model in float64, or None where there cannot be one."""
+def double_of(engine: Layered, x: Tensor, y: Tensor) -> Layered | None:
+    """The engine on a copy of the model in float64, or None where there cannot be one.
+
+    It is tried on one example with its target.
+    """
     if all(p.dtype == torch.float64 for p in engine.model.parameters()):
         return None
     try:
         twin = copied(engine.model).double()
-        x, y = _as(draws.x(engine.views), torch.float64), _as(draws.y(1), torch.float64)
+        x, y = widened(x), widened(y)
         one_at_a_time(twin, x, y, loss=engine.loss, views=engine.views)
         if narrowest(twin, x) != torch.float64:
             return None
@@ -189,6 +201,11 @@ def double_of(engine: Layered, draws: Draws) -> Layered | None:
         return double
     except Exception:
         return None
+
+
+def widened(t: Tensor) -> Tensor:
+    """The tensor in float64; whole numbers as they are."""
+    return _as(t, torch.float64)
 
 
 def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -203,21 +220,16 @@ def _objection(
     sizes: Iterable[int],
     comparison: Comparison,
     allowed: float,
+    double: Callable[[], Layered | None],
 ) -> str | None:
     """Why a method is not to be used on this model, or None.
 
-    Up to three examples are compared with the reference one by one, more of them by samples; in
-    each size, no example's gradient may move with another's.
+    Up to three examples are compared with the reference one by one, more of them by samples, which
+    must be the same, up to rounding, in a batch of their own; in each size, no example's gradient
+    may move with another's.
     """
     state = Snapshot(engine.model)
-
-    def run(x: Tensor, y: Tensor) -> Gradients:
-        seed(engine.model)
-        try:
-            return engine._run(method, x.clone(), y)
-        finally:
-            state.put_back()
-
+    run = _runner(engine, method, state)
     try:
         for examples in sizes:
             x, y = _as(draws.x(examples * engine.views), dtype), _as(draws.y(examples), dtype)
@@ -239,6 +251,10 @@ def _objection(
                     worst = max(worst, bookkeeping_error(ours, reference))
                 if not worst <= allowed:
                     return f"the gradients differ from the reference by {worst:.1e}"
+                if examples > 3 and dtype != torch.float64:
+                    some = picked(ours, picks)
+                    if said := _by_size(engine, method, x, y, picks, some, run, comparison, double):
+                        return said
                 if examples > 3:
                     changes = [(examples // 3, KINDS[-1])]
                     if said := _moves_with(run, x, y, changes, engine.views, ours):
@@ -252,6 +268,89 @@ def _objection(
             raise
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     return None
+
+
+def _runner(engine: Layered, method: str, state: Snapshot) -> Callable[[Tensor, Tensor], Gradients]:
+    """A function that takes gradients by a method, each time from the same state."""
+
+    def run(x: Tensor, y: Tensor) -> Gradients:
+        seed(engine.model)
+        try:
+            return engine._run(method, x.clone(), y)
+        finally:
+            state.put_back()
+
+    return run
+
+
+def _by_size(
+    engine: Layered,
+    method: str,
+    x: Tensor,
+    y: Tensor,
+    picks: Sequence[int],
+    ours: Gradients,
+    run: Callable[[Tensor, Tensor], Gradients],
+    comparison: Comparison,
+    double: Callable[[], Layered | None],
+) -> str:
+    """A sentence if picked examples are not the same in a batch of their own, up to rounding.
+
+    Outputs are continuous, so rounding moves them little. Gradients jump where an activation lies
+    at a kink: if they differ, the same batch in float64 decides, where hardly any does.
+
+    Args:
+        engine: The engine.
+        method: The method that is tried.
+        x: A batch of the size in use.
+        y: Its targets.
+        picks: The examples that are compared.
+        ours: Their results in that batch.
+        run: From inputs and targets to gradients by the method.
+        comparison: How the model can be compared with itself.
+        double: Returns the engine on a copy of the model in float64, if there can be one.
+    """
+    allowed = rounding(engine.narrowest)
+    few = run(_rows_of(x, picks, engine.views), y[list(picks)])
+    moved = 0.0
+    if ours.outputs is not None and few.outputs is not None:
+        moved = distance(few.outputs, ours.outputs)
+    if not moved <= allowed:
+        return _SIZE.format("outputs", moved)
+    each = [
+        max(errors(picked(ours, [k]), picked(few, [k])).values(), default=0.0)
+        for k in range(len(picks))
+    ]
+    if max(each) <= allowed:
+        return ""
+    twin = double()
+    if twin is None:
+        # A kink is at hand for some examples, the size of the batch for all.
+        return "" if min(each) <= allowed else _SIZE.format("gradients", min(each))
+    with held(twin.model, comparison):
+        state = Snapshot(twin.model)
+        wide, targets = widened(x), widened(y)
+        found = picked(_runner(twin, method, state)(wide, targets), picks)
+        moved = max(errors(found, _alone(twin, wide, targets, picks, state)).values(), default=0.0)
+    return "" if moved <= tolerance(torch.float64) else _SIZE.format("gradients", moved)
+
+
+def _outputs_by_size(
+    engine: Layered, draws: Draws, examples: int, comparison: Comparison
+) -> str | None:
+    """A sentence if the outputs of some examples are others in a batch of full size, or None."""
+    if comparison == "not at all":
+        return None
+    x, picks = draws.x(examples * engine.views), (0, examples // 2, examples - 1)
+    with held(engine.model, comparison):
+        few = look(engine.model, _rows_of(x, picks, engine.views), None).outputs
+        many = _rows_of(look(engine.model, x, None).outputs, picks, engine.views)
+    moved = distance(few, many)
+    return None if moved <= rounding(engine.narrowest) else _SIZE.format("outputs", moved)
+
+
+def _rows_of(x: Tensor, picks: Iterable[int], views: int) -> Tensor:
+    return torch.cat([x[i * views : (i + 1) * views] for i in picks])
 
 
 def _moves_with(
@@ -292,7 +391,7 @@ def _moves_with(
 def _alone(
     engine: Layered, x: Tensor, y: Tensor, picks: Iterable[int], state: Snapshot
 ) -> Gradients:
-    rows = torch.cat([x[i * engine.views : (i + 1) * engine.views] for i in picks])
+    rows = _rows_of(x, picks, engine.views)
     try:
         return one_at_a_time(
             engine.model, rows, y[list(picks)], loss=engine.loss, views=engine.views

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
-from sfumato.privacy.agreement import tolerance
+from sfumato.privacy.agreement import picked, rounding, tolerance
 from sfumato.privacy.draws import random_rows
 from sfumato.privacy.isolation import LOOSE, out_of_memory
 from sfumato.privacy.precision import full_precision
+from sfumato.privacy.probe import double_of, widened
 from sfumato.privacy.reference import one_at_a_time
 from sfumato.privacy.state import RandomState, Snapshot, undisturbed
 from sfumato.privacy.summing import Gradients, PerExampleGradients
@@ -174,7 +175,10 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
         fine = fine and moved <= allowed and state.first_difference(shown.state) is None
     if alone is not None and drawn.same(RandomState(engine.model)) and kept.same_draws(state):
         # A model that draws random numbers draws others for an example alone.
-        fine = fine and _agree(engine, found, norms, alone)
+        kept.put_back()
+        fine = fine and _agree(engine, found, norms, alone, given, y)
+        state.put_back()
+        drawn.put_back()
     if not fine:
         raise UserError(STOPPED)
     return found
@@ -262,18 +266,80 @@ def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
     return _Alone(picks, rows, targets, found)
 
 
-def _agree(engine: PerExample, found: PerExampleGradients, norms: Tensor, alone: _Alone) -> bool:
-    """Tell whether examples have the gradients in the batch that they have alone."""
+def _agree(
+    engine: PerExample,
+    found: PerExampleGradients,
+    norms: Tensor,
+    alone: _Alone,
+    x: Tensor,
+    y: Tensor,
+) -> bool:
+    """Tell whether examples have the outputs and gradients in the batch that they have alone.
+
+    Up to rounding; where they differ by more, an activation may lie at a kink or terms may have
+    cancelled, and the same batch in float64 decides. Where the model does not run in float64,
+    outputs must agree up to rounding and gradients by and large.
+    """
+    same = outputs_agree = _outputs_agree(engine, found, alone)
     least = 1e-2 * float(norms.sum(1).sqrt().nan_to_num(0, 0, 0).max())
-    allowed = tolerance(engine.narrowest, confirmed=True)
+    exactly, roughly = rounding(engine.narrowest), tolerance(engine.narrowest, confirmed=True)
     for k, pick in enumerate(alone.picks.tolist()):
         ours, wanted = _one(found, pick), _one(alone.gradients, k)
         off, length = float((ours - wanted).norm()), float(wanted.norm())
         if not (math.isfinite(length) or math.isfinite(float(ours.norm()))):
             continue  # It adds nothing.
-        if off <= allowed * max(least, length):
+        same = same and off <= exactly * max(least, length)
+        if off <= roughly * max(least, length):
             continue
         if not off <= _CANCELLED * torch.finfo(engine.narrowest).eps * _slope(engine, alone):
+            return False
+    if same:
+        return True
+    in_double = _agree_in_double(engine, alone, x, y, least)
+    return outputs_agree if in_double is None else in_double
+
+
+def _outputs_agree(engine: PerExample, found: PerExampleGradients, alone: _Alone) -> bool:
+    """Tell whether examples have the outputs in the batch that they have alone, up to rounding."""
+    if found.outputs is None or alone.gradients.outputs is None:
+        return True
+    views = engine.views
+    ours = found.outputs[[i * views + view for i in alone.picks.tolist() for view in range(views)]]
+    finite = ours.isfinite() & alone.gradients.outputs.isfinite()
+    wanted = alone.gradients.outputs.where(finite, 0)
+    return distance(wanted, ours.where(finite, 0)) <= rounding(engine.narrowest)
+
+
+def _agree_in_double(
+    engine: PerExample, alone: _Alone, x: Tensor, y: Tensor, least: float
+) -> bool | None:
+    """Compare the batch and its examples alone in float64; None if the model does not run in it."""
+    views = engine.views
+    with undisturbed(*_modules(engine)), full_precision(x.device):
+        twin = double_of(engine, x[:views], y[:1])
+        if twin is None or engine.method is None:
+            return None
+        state = Snapshot(twin.model)
+        try:
+            wide, targets = (widened(t) for t in engine.as_run(x, y))
+            ours = picked(twin._run(engine.method, wide, targets), alone.picks.tolist())
+            state.put_back()
+            wanted = one_at_a_time(
+                twin.model, widened(alone.rows), widened(alone.targets),
+                loss=engine.loss, views=views,
+            )  # fmt: skip
+        except UserError:
+            raise
+        except Exception:
+            return None
+    for k in range(len(alone.picks)):
+        one, other = _one(ours, k), _one(wanted, k)
+        off, length = float((one - other).norm()), float(other.norm())
+        if not (math.isfinite(length) or math.isfinite(float(one.norm()))):
+            continue
+        if off <= tolerance(torch.float64) * max(least, length):
+            continue
+        if not off <= _CANCELLED * torch.finfo(torch.float64).eps * _slope(engine, alone):
             return False
     return True
 
