@@ -364,3 +364,25 @@ def test_the_compiled_pass_is_checked_and_stays_the_same(monkeypatch: pytest.Mon
         engine.release()
         found.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))  # type: ignore[arg-type]
+
+
+def test_evaluation_mode_does_not_leave_out_the_check_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spot_check, "EVERY", 10**9)
+    model, _ = LATE["large weights"]()
+    engine = private(model)
+    engine.accumulate(*data())
+    engine.release()
+    with torch.no_grad():
+        trained(model)
+    model.eval()
+    with pytest.raises(UserError, match="one example reach"):
+        engine.statement(delta=1e-5, data="x")
+    assert not any(module.training for module in model.modules())
+
+
+def test_one_example_is_not_the_checked_first_batch() -> None:
+    engine = private(LATE["large weights"]()[0])
+    engine.accumulate(*data(1))
+    assert not engine.spot_check._begun

@@ -79,6 +79,7 @@ class SpotCheck:
     def __init__(self) -> None:
         self._begun = False
         self._last: tuple[Tensor, Tensor] | None = None
+        self._modes: dict[nn.Module, bool] = {}
 
     def gradients(self, engine: PerExample, x: Tensor, y: Tensor) -> PerExampleGradients:
         """The per-example gradients of a physical batch, which is checked now and then.
@@ -90,11 +91,17 @@ class SpotCheck:
             return engine(x, y)
         kinds = self._kinds()
         found = _checked(engine, x, y, kinds) if kinds else engine(x, y)
-        self._begun, self._last = True, (x, y)
+        # One example alone has no others that could reach it.
+        self._begun = self._begun or len(y) > 1
+        if len(y) > 1 or self._last is None:
+            self._last = x, y
+            self._modes = {module: module.training for module in engine.model.modules()}
         return found
 
     def at_end(self, engine: PerExample) -> None:
-        """Check the last batch with the weights of now, unless the model is no longer trained.
+        """Check the last batch with the weights of now, in the modes that it ran in.
+
+        Not if the model is no longer trained, or was changed since.
 
         Raises:
             UserError: One example reached another.
@@ -104,8 +111,15 @@ class SpotCheck:
         x, y = self._last
         parameters = engine.trainable
         there = all(p.device == x.device for p in parameters.values())
-        if there and parameters and engine.knows(x, y):
-            self.check(engine, x, y)
+        now = {module: module.training for module in engine.model.modules()}
+        try:
+            for module in now:
+                module.training = self._modes.get(module, module.training)
+            if there and parameters and engine.knows(x, y):
+                self.check(engine, x, y)
+        finally:
+            for module, mode in now.items():
+                module.training = mode
 
     def check(self, engine: PerExample, x: Tensor, y: Tensor) -> None:
         """Check a batch in all ways, and leave no trace of it.
