@@ -180,7 +180,9 @@ class ObjectGraph:
                 held += [(f".{k}", getattr(value, k)) for k in ("__defaults__", "__kwdefaults__")]
                 names = value.__code__.co_freevars
                 held += [(f".{k}", c) for k, c in zip(names, value.__closure__ or (), strict=False)]
-            self._dictionary(name, vars(value))
+                self._dictionary(name, vars(value))
+            elif hasattr(value, "__wrapped__"):
+                held = [(".__wrapped__", value.__wrapped__)]
         elif isinstance(value, types.CellType):
             self._cell(name, value)
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy.agreement import picked, rounding, tolerance
@@ -329,7 +329,7 @@ def _agree_in_double(
 ) -> bool | None:
     """Compare the batch and its examples alone in float64; None if the model does not run in it."""
     views = engine.views
-    with undisturbed(*_modules(engine)), full_precision(x.device):
+    with undisturbed(engine.model, engine.loss), full_precision(x.device):
         twin = double_of(engine, x[:views], y[:1])
         if twin is None or engine.method is None:
             return None
