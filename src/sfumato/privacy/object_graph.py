@@ -168,8 +168,9 @@ class ObjectGraph:
         self._attributes(name, value)
 
     def _module(self, name: str, module: nn.Module) -> None:
-        for holder in (module._parameters, module._buffers):
-            self._dictionary(name, holder)
+        # A parameter that the model makes when it is first called stays, and is trained.
+        for holder, stays in ((module._parameters, True), (module._buffers, False)):
+            self._dictionary(name, holder, additions_stay=stays)
         self._attributes(name, module)
         self._hold(name, module, [(f".{k}", m) for k, m in module._modules.items()])
 
@@ -271,12 +272,15 @@ class ObjectGraph:
         self._restores.append(restore)
         self._waiting.extend((f"{name}.{k}", v) for k, v in before.items())
 
-    def _dictionary(self, name: str, held: Any, left_out: Iterable[str] = ()) -> None:
+    def _dictionary(
+        self, name: str, held: Any, left_out: Iterable[str] = (), *, additions_stay: bool = False
+    ) -> None:
         """The named things in a dictionary, which other things may share with them."""
         before = {k: v for k, v in held.items() if k not in left_out}
 
         def restore() -> None:
-            for key in [k for k in list(held.keys()) if k not in before and k not in left_out]:
+            added = [k for k in list(held.keys()) if k not in before and k not in left_out]
+            for key in () if additions_stay else added:
                 del held[key]
             for key, value in before.items():
                 if key not in held or held[key] is not value:
