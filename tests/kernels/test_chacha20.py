@@ -86,7 +86,7 @@ def check_statistics(draws: int, key: bytes, device: torch.device = CPU) -> None
     limits = [1.0, 2.0, 3.0, 4.0, 5.0, 5.5]
     edges = torch.tensor(stats.norm.ppf(np.linspace(0, 1, 201)[1:-1]), device=device)
     cells = torch.zeros(200, dtype=torch.int64, device=device)
-    tails, moments = torch.zeros(len(limits), dtype=torch.int64), torch.zeros(4)
+    tails = torch.zeros(len(limits), dtype=torch.int64)
     size, sums = 1 << 20, torch.zeros(4, dtype=torch.float64, device=device)
     for start in range(0, draws, size):
         z = chacha20.normals(key, min(size, draws - start), device, block=start // 8)

@@ -334,7 +334,7 @@ def _overwrite(held: Tensor, value: Tensor) -> None:
 
 
 def _generator_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """How to read and to write the state of a random number generator, or None for all else."""
+    """Reader and writer of the state of a random number generator; None for anything else."""
     if isinstance(value, torch.Generator):
         return lambda: value.get_state().clone(), value.set_state
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
