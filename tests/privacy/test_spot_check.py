@@ -386,3 +386,40 @@ def test_one_example_is_not_the_checked_first_batch() -> None:
     engine = private(LATE["large weights"]()[0])
     engine.accumulate(*data(1))
     assert not engine.spot_check._begun
+
+
+def frozen(model: nn.Module, _engine: PrivateGradients) -> None:
+    model.requires_grad_(False)
+
+
+def extended(model: nn.Module, _engine: PrivateGradients) -> None:
+    model.register_forward_hook(lambda *_: None)
+
+
+def unchanged(_model: nn.Module, _engine: PrivateGradients) -> None:
+    pass
+
+
+def unchecked(_model: nn.Module, engine: PrivateGradients) -> None:
+    engine.per_example.check = False
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (unchanged, None),
+        (frozen, "the check at the end was left out"),
+        (extended, "the check at the end was left out"),
+        (unchecked, "checks of the model were turned off"),
+    ],
+)
+def test_a_statement_says_which_checks_were_left_out(
+    change: Callable[[nn.Module, PrivateGradients], None], said: str | None
+) -> None:
+    model = nn.Linear(12, 3)
+    engine = private(model)
+    engine.accumulate(*data())
+    engine.release()
+    change(model, engine)
+    text = " ".join(engine.statement(delta=1e-5, data="x").split())
+    assert "No example reached another" not in text if said is None else said in text

@@ -124,11 +124,13 @@ def test_a_delta_too_large_for_so_many_images_is_warned_of(examples: int, warned
     assert bool(delta_warning(1e-5, examples)) == warned
 
 
-def own(history: list[Step], *, seeded: bool = False) -> str:
-    sampler = PoissonSampler(1000, 100)
+def own(
+    history: list[Step], *, seeded: bool = False, checks: bool = True, checked_at_end: bool = True
+) -> str:
     return own_statement(
-        history, delta=1e-5, data="scans", sampler=sampler, rule="scaled", views=1, seeded=seeded
-    )
+        history, delta=1e-5, data="scans", sampler=PoissonSampler(1000, 100), rule="scaled",
+        views=1, seeded=seeded, checks=checks, checked_at_end=checked_at_end,
+    )  # fmt: skip
 
 
 def test_an_own_loop_with_a_seed_is_told_that_it_is_not_private() -> None:

@@ -154,11 +154,11 @@ class PrivateGradients:
             UserError: If the model, with the weights of now, mixes the examples of the last batch.
         """
         check_delta(delta, self.sampler.examples)
-        self.spot_check.at_end(self.per_example)
+        checked = self.spot_check.at_end(self.per_example)
         return own_statement(
             self.history, delta=delta, data=data, sampler=self.sampler,
             rule=self.clipping.describe(), views=self.per_example.views,
-            seeded=self.randomness.seeded,
+            seeded=self.randomness.seeded, checks=self.per_example.check, checked_at_end=checked,
         )  # fmt: skip
 
     def accumulate(

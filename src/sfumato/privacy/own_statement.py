@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from sfumato.privacy import statement as words
@@ -21,6 +22,8 @@ def own_statement(
     rule: str,
     views: int,
     seeded: bool,
+    checks: bool,
+    checked_at_end: bool,
 ) -> str:
     """What releases of noisy gradients guarantee, and on which conditions, as Markdown.
 
@@ -32,6 +35,8 @@ def own_statement(
         rule: The clipping rule in words.
         views: Rows per example.
         seeded: Whether the noise follows from a seed.
+        checks: Whether the model was checked before the first batch and while training.
+        checked_at_end: Whether the last batch was checked with the last weights.
     """
     spent = {name: epsilon(history, delta=delta, accountant=name) for name in ("pld", "rdp")}
     events = ", and\n".join(
@@ -81,7 +86,7 @@ The loop was not sfumato's. It must have kept these, which the library cannot se
   buffers, no choice of rates or of the last step by results on them.
 - The draws came from `sampler.draw` with a key that nobody else knows, as it takes by default.
 - The key of the noise was kept from everybody, if it was kept at all.
-
+{_isolation(checks=checks, at_end=checked_at_end)}
 ## Randomness
 
 {filled(_noise(seeded=seeded))}
@@ -111,3 +116,17 @@ def _noise(*, seeded: bool) -> str:
         "The noise comes from the stream cipher ChaCha20 with a key of 256 bits, and no two "
         "releases of this mechanism have the same noise."
     )
+
+
+def _isolation(*, checks: bool, at_end: bool) -> str:
+    """A condition, as a list item, for what the checks of the model left out; empty if nothing."""
+    if not checks:
+        said = "No example reached another's gradient: checks of the model were turned off."
+    elif not at_end:
+        said = (
+            "No example reached another's gradient after the last batch that was checked: the "
+            "model was frozen, moved or changed since, so the check at the end was left out."
+        )
+    else:
+        return ""
+    return textwrap.fill(f"- {said}", 98, subsequent_indent="  ") + "\n"

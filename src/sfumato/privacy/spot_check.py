@@ -98,16 +98,18 @@ class SpotCheck:
             self._modes = {module: module.training for module in engine.model.modules()}
         return found
 
-    def at_end(self, engine: PerExample) -> None:
-        """Check the last batch with the weights of now, in the modes that it ran in.
+    def at_end(self, engine: PerExample) -> bool:
+        """Check the last batch with the current weights, in the modes that it ran in.
 
-        Not if the model is no longer trained, or was changed since.
+        Returns:
+            Whether it was checked: not if the model is no longer trained, or was changed or moved
+            since, or if checks are turned off.
 
         Raises:
             UserError: One example reached another.
         """
         if self._last is None or not engine.check:
-            return
+            return engine.check
         x, y = self._last
         parameters = engine.trainable
         there = all(p.device == x.device for p in parameters.values())
@@ -115,11 +117,13 @@ class SpotCheck:
         try:
             for module in now:
                 module.training = self._modes.get(module, module.training)
-            if there and parameters and engine.knows(x, y):
-                self.check(engine, x, y)
+            if not (there and parameters and engine.knows(x, y)):
+                return False
+            self.check(engine, x, y)
         finally:
             for module, mode in now.items():
                 module.training = mode
+        return True
 
     def check(self, engine: PerExample, x: Tensor, y: Tensor) -> None:
         """Check a batch in all ways, and leave no trace of it.
