@@ -22,9 +22,9 @@ from torch import Tensor
 from sfumato.bench.cases import Case
 from sfumato.bench.contenders import real_loop
 from sfumato.bench.feed import drawn
-from sfumato.privacy import spot_check
+from sfumato.privacy.checks import spot_check
 from sfumato.privacy.noise import GaussianNoise
-from sfumato.privacy.randomness import Randomness
+from sfumato.privacy.numerics.randomness import Randomness
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:

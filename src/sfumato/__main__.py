@@ -7,7 +7,7 @@ if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] in ("", os
     # `python -m` looks for modules in the current folder first, which may be a stranger's.
     del sys.path[0]
 
-from sfumato.loading import loading
+from sfumato.interrupted_import import loading
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sfumato.cli import budget as verb
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import Step, epsilon
+from sfumato.privacy.accounting.accountants import Step, epsilon
 
 CIFAR = ["--data", "cifar10", "--batch", "4096", "--steps", "875"]
 

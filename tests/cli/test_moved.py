@@ -11,7 +11,7 @@ import pytest
 from cli_result import Run, refused
 
 from sfumato import recipes
-from sfumato.analysis.images import images_of
+from sfumato.analysis.image_source import images_of
 from sfumato.training.classifier import load
 from sfumato.training.loop import Loop
 from tiny_run import train_run

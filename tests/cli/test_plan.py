@@ -14,7 +14,7 @@ from cli_result import Run, refused
 
 from sfumato import recipes
 from sfumato.cli.plan import default_batches
-from sfumato.privacy.accounting import Step, epsilon
+from sfumato.privacy.accounting.accountants import Step, epsilon
 from sfumato.recipe import differences
 
 SMALL = ("--examples", "2000", "--batch", "50", "--batch", "200", "--steps", "20", "--steps", "80")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from tiny_rows import entry, paper, row
 from typer.testing import CliRunner
 
 from sfumato.cli import app
 from sfumato.errors import UserError
-from sfumato.reproduce import ledger, lookup, pareto, rows, tables
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reproduce"))
-from tiny_rows import entry, paper, row
+from sfumato.reproduce import lookup, pareto, results_file, rows, tables
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +29,7 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def test_without_arguments_every_row_is_listed_with_its_state() -> None:
-    ledger.append(Path("results"), entry(lookup.every_row()["tiny/first"], 0.75))
+    results_file.append(Path("results"), entry(lookup.every_row()["tiny/first"], 0.75))
     said = run("--seeds", "2")
     line = next(line for line in said.splitlines() if line.startswith("first"))
     assert line.split() == ["first", "(short)", "1/2", "5", "75.00", "reached,", "+70.0"]
@@ -50,18 +47,18 @@ def test_a_row_by_its_alias_is_run_once_and_shown() -> None:
     said = run("tiny/short", "--seeds", "1", "--device", "cpu")
     assert "tiny/first, published, seed 0: test accuracy" in said
     assert "published 5; reached" in said and "Tables and figures: docs/results" in said
-    (found,) = ledger.read(Path("results"))
+    (found,) = results_file.read(Path("results"))
     assert found.row == "tiny/first"
     page = Path("docs/results/tiny.md").read_text(encoding="utf-8")
     assert f"**{100 * found.accuracy:.2f}**" in page
     assert "Nothing is missing" in run("tiny/short", "--seeds", "1")
-    assert len(ledger.read(Path("results"))) == 1
+    assert len(results_file.read(Path("results"))) == 1
 
 
 def test_a_budget_of_no_minutes_runs_nothing() -> None:
     said = run("tiny", "--budget-minutes", "0", "--seeds", "1")
     assert "2 runs were not started" in said and "Tables and figures" not in said
-    assert not ledger.read(Path("results"))
+    assert not results_file.read(Path("results"))
 
 
 def test_pages_of_others_are_seen_before_anything_is_run() -> None:
@@ -69,11 +66,11 @@ def test_pages_of_others_are_seen_before_anything_is_run() -> None:
     Path("docs/README.md").write_text("mine")
     with pytest.raises(UserError, match="name another --docs"):
         run("tiny/short", "--seeds", "1", "--device", "cpu", "--docs", "docs")
-    assert not Path("runs").exists() and not ledger.read(Path("results"))
+    assert not Path("runs").exists() and not results_file.read(Path("results"))
 
 
 def test_render_alone_trains_nothing() -> None:
-    ledger.append(Path("results"), entry(lookup.every_row()["tiny/first"], 0.02))
+    results_file.append(Path("results"), entry(lookup.every_row()["tiny/first"], 0.02))
     run("--render")
     assert "**missed** by 3.0" in Path("docs/results/tiny.md").read_text(encoding="utf-8")
     assert not Path("runs").exists()

@@ -405,7 +405,7 @@ def test_the_budget_ends_the_run(run: Run) -> None:
     code, out, err = run(*settings, *small, "--out", "r", "--device", "cpu")
     assert code == 0, err
     assert "ends after" in out
-    from sfumato.privacy.accounting import Step, epsilon
+    from sfumato.privacy.accounting.accountants import Step, epsilon
     from sfumato.privacy.ledger import read
 
     header, steps = read(Path("r", files.LEDGER))
@@ -471,7 +471,7 @@ def test_memory_that_runs_out_is_halved_without_changing_the_result(
     import torch
 
     import sfumato
-    from sfumato.privacy.gradients import PerExample
+    from sfumato.privacy.per_example import PerExample
 
     assert run(*QUICK, "--seed", "0", "--out", "roomy").code == 0
     whole = PerExample.__call__

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cli_result import Run, refused
 
-from sfumato.locking import alone
+from sfumato.io.locks import alone
 from sfumato.training import tune as tuning
 
 QUICK = ("--set", "training.steps=2", "--set", "training.seed=0")

@@ -14,7 +14,7 @@ from sfumato.data import decoding, load
 from sfumato.data.cache import forget
 from sfumato.errors import UserError
 from sfumato.recipes import for_data
-from sfumato.training.images import dataset_of
+from sfumato.training.recipe_data import dataset_of
 
 
 def two_classes(root, count: int = 5, **options):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sfumato.data import Dataset, ImageSet, imageset
-from sfumato.data.progress import progress
+from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError
 
 
@@ -100,7 +100,7 @@ def test_parts_must_fit_together():
 
 
 def test_progress_is_plain_outside_a_terminal(monkeypatch, capsys):
-    monkeypatch.setattr("sfumato.data.progress._FIRST_LINE", -1.0)
+    monkeypatch.setattr("sfumato.data.progress_bar._FIRST_LINE", -1.0)
     with progress("reading", 10, unit="MiB") as advance:
         advance(3)
         advance(4)

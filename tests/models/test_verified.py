@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sfumato import models
-from sfumato.privacy.gradients import PerExample
-from sfumato.privacy.verify import verify
+from sfumato.privacy.per_example import PerExample
+from sfumato.privacy.verify.report import verify
 
 QUICK = ("tanh-cnn", "papernot-1", "wrn-10-1")
 ALL = [name for name in models.names() if "{" not in name]

@@ -17,8 +17,8 @@ from sfumato.nn import equivariant as eq
 from sfumato.nn import fourier
 from sfumato.nn.groups import FiniteGroup, Irreps, Regular, Trivial, parse_group
 from sfumato.nn.steerable import grid, published_gain, steerable_basis
-from sfumato.privacy import fast_layers
-from sfumato.privacy.layers import Own
+from sfumato.privacy.engines import compiled_rules as fast_layers
+from sfumato.privacy.engines.layer_rules import Own
 
 FINITE = ["c2", "c4", "c8", "c16", "d2", "d4", "d8", "d16"]
 SO2 = ["so2-1", "so2-2", "so2-3", "so2-5"]

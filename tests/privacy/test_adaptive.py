@@ -22,7 +22,7 @@ from sfumato.privacy import (
     epsilon,
     physical_batches,
 )
-from sfumato.privacy.accounting import joint_noise_multiplier
+from sfumato.privacy.accounting.accountants import joint_noise_multiplier
 
 
 def stream_rule(**changes: float) -> AdaptiveQuantile:

@@ -24,7 +24,7 @@ from sfumato.privacy import (
     one_at_a_time,
 )
 from sfumato.privacy.clipping import MARGIN
-from sfumato.privacy.grouping import group_parameters, layer_of
+from sfumato.privacy.numerics.parameter_groups import group_parameters, layer_of
 
 RULES: dict[str, ClippingRule] = {
     "flat": Flat(0.7),

@@ -19,8 +19,8 @@ from sfumato.privacy import (
     Randomness,
     one_at_a_time,
 )
-from sfumato.privacy.agreement import errors
-from sfumato.privacy.state import Snapshot
+from sfumato.privacy.checks.agreement import errors
+from sfumato.privacy.checks.model_state import Snapshot
 
 N, CLASSES = 7, 4
 X = torch.randn(N, 3, 10, 10, generator=torch.Generator().manual_seed(0))

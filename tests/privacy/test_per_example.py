@@ -14,8 +14,8 @@ from torch.nn.utils import parametrizations
 
 from sfumato.errors import UserError
 from sfumato.privacy import PerExample, one_at_a_time
-from sfumato.privacy.agreement import errors
-from sfumato.privacy.state import Snapshot
+from sfumato.privacy.checks.agreement import errors
+from sfumato.privacy.checks.model_state import Snapshot
 
 X = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6) % CLASSES
@@ -192,7 +192,7 @@ def test_without_checks_the_layers_rule(model: nn.Module) -> None:
 
 def test_a_wrong_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
     """Sabotage the rule for convolutions: the engine must notice and take another method."""
-    from sfumato.privacy import layers
+    from sfumato.privacy.engines import layer_rules as layers
 
     right = layers.conv_weight_gradients
     monkeypatch.setattr(layers, "conv_weight_gradients", lambda *a, **k: right(*a, **k) * 1.001)
@@ -205,7 +205,7 @@ def test_a_wrong_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
 
 
 def test_a_leaking_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
-    from sfumato.privacy import layers
+    from sfumato.privacy.engines import layer_rules as layers
 
     right = layers.conv_weight_gradients
 

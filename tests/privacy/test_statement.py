@@ -11,9 +11,9 @@ import pytest
 import torch
 from scipy import stats
 
-from sfumato.privacy import accounting
-from sfumato.privacy.accounting import Step
-from sfumato.privacy.group_privacy import SIZES, group_epsilon
+from sfumato.privacy.accounting import accountants
+from sfumato.privacy.accounting.accountants import Step
+from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
 from sfumato.privacy.own_statement import own_statement
 from sfumato.privacy.run_statement import Facts, statement
 from sfumato.privacy.sampling import PoissonSampler
@@ -64,7 +64,7 @@ def test_the_chance_of_a_right_guess_is_not_rounded_down(epsilon: float, delta: 
 def test_delta_is_not_called_the_chance_that_epsilon_fails() -> None:
     """Of a Gaussian mechanism at epsilon 1 the loss exceeds epsilon with a chance of 16 delta."""
     sigma, delta = 3.7303, 1e-5
-    assert accounting.epsilon([Step(1.0, sigma)], delta=delta) == pytest.approx(1, abs=1e-3)
+    assert accountants.epsilon([Step(1.0, sigma)], delta=delta) == pytest.approx(1, abs=1e-3)
     exceeds = stats.norm.sf(sigma - 0.5 / sigma)
     assert exceeds > 10 * delta
     for epsilon in (0.5, 3.0, 12.0):

@@ -24,7 +24,7 @@ from sfumato.privacy import (
     one_at_a_time,
     physical_batches,
 )
-from sfumato.privacy.agreement import errors
+from sfumato.privacy.checks.agreement import errors
 
 thorough = settings(
     max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sfumato.privacy.isolation_proof import prove_isolation
-from sfumato.privacy.losses import cross_entropy
+from sfumato.privacy.checks.isolation_proof import prove_isolation
+from sfumato.privacy.engines.losses import cross_entropy
 
 Step = Callable[["Program", Tensor], Tensor]
 A, C = 4, 6

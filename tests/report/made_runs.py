@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import recipes
-from sfumato.privacy import accounting
-from sfumato.privacy.accounting import Step
+from sfumato.privacy.accounting import accountants
+from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.run_statement import Facts, statement
 from tiny_run import DIGITS, write_weights
@@ -45,8 +45,8 @@ def make(
         ledger.record(number, Step(q, sigma if private else 0.0))
     ledger.close()
     spent = {
-        name: accounting.epsilon([Step(q, sigma, taken)], delta=delta, accountant=name)
-        for name in accounting.ACCOUNTANTS
+        name: accountants.epsilon([Step(q, sigma, taken)], delta=delta, accountant=name)
+        for name in accountants.ACCOUNTANTS
         if private
     }
     _metrics(folder, taken, spent, accuracy, finished=finished, records=records)

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 from sfumato.analysis import evaluate
 from sfumato.errors import UserError
-from sfumato.privacy import accounting
-from sfumato.privacy.accounting import Step
+from sfumato.privacy.accounting import accountants
+from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.statement import upwards
 from sfumato.report import guarantee, learning, markup, pareto, results, svg, words
 from sfumato.report.measure import Measured, choose, measure
@@ -99,7 +99,7 @@ def test_a_finished_run_is_told_in_full(tmp_path: Path) -> None:
 def test_epsilon_comes_from_the_ledger(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", sigma=2.0, steps=50)
     (run,) = gather([folder])
-    expected = accounting.epsilon([Step(0.1, 2.0, 50)], delta=1e-5, accountant="rdp")
+    expected = accountants.epsilon([Step(0.1, 2.0, 50)], delta=1e-5, accountant="rdp")
     assert run.epsilon["rdp"] == pytest.approx(expected)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     final = json.loads(lines[-1])
@@ -133,7 +133,7 @@ def test_an_edited_recipe_is_found_out(tmp_path: Path) -> None:
 def test_an_interrupted_run_shows_what_there_is(tmp_path: Path) -> None:
     folder = make(tmp_path / "half", finished=False, steps=60)
     (run,) = gather([folder])
-    expected = accounting.epsilon([Step(0.1, 2.0, 30)], delta=1e-5, accountant="pld")
+    expected = accountants.epsilon([Step(0.1, 2.0, 30)], delta=1e-5, accountant="pld")
     assert run.spent == pytest.approx(expected)
     text = made(tmp_path, folder)
     shown = Elements(text).text
@@ -208,7 +208,7 @@ def test_several_runs_cost_more_together(tmp_path: Path) -> None:
     runs = gather([make(tmp_path / "a", sigma=2.0), make(tmp_path / "b", sigma=3.0)])
     total = together(runs)
     history = [Step(0.1, 2.0, 60), Step(0.1, 3.0, 60)]
-    assert total == pytest.approx(accounting.epsilon(history, delta=1e-5, accountant="pld"))
+    assert total == pytest.approx(accountants.epsilon(history, delta=1e-5, accountant="pld"))
     assert total > max(run.spent or 0 for run in runs)
     assert f"ε = {total:.2f}" in Elements(page(runs, [Measured(), Measured()])).text
     assert together(runs[:1]) is None

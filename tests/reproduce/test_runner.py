@@ -7,22 +7,20 @@ import dataclasses
 import importlib.metadata
 import json
 import signal
-import sys
 from pathlib import Path
 
 import pytest
+from tiny_rows import entry, lines, row
 
+from sfumato import environment, version
 from sfumato.errors import UserError
-from sfumato.locking import alone
-from sfumato.reproduce import environment, ledger
-from sfumato.reproduce.ledger import Entry
+from sfumato.io.locks import alone
+from sfumato.reproduce import results_file
+from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row
 from sfumato.reproduce.runner import Clock, Job, Runner
 from sfumato.training.loop import Stopped
 from sfumato.training.reporter import Progress, Silent
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_rows import entry, lines, row
 
 
 def tiny(folder: Path, clock: Clock | None = None) -> Runner:
@@ -58,7 +56,7 @@ def test_a_run_is_made_written_down_and_not_made_again(tmp_path: Path) -> None:
     outcome = made.run(jobs[:1], after=seen.append)
     assert outcome.done == seen and len(seen) == 1
     result = seen[0]
-    assert result == ledger.read(tmp_path / "results")[0]
+    assert result == results_file.read(tmp_path / "results")[0]
     assert 0 <= result.accuracy <= 1 and result.accuracy_averaged is None
     assert result.accuracy_last == result.accuracy
     assert 0 < result.epsilon["pld"] < result.epsilon["rdp"] <= 3.0
@@ -88,7 +86,7 @@ def test_the_time_limit_interrupts_a_run_and_the_next_call_goes_on(tmp_path: Pat
     jobs = made.missing([subject], seeds=2, settings=())
     outcome = made.run(jobs, after=ignore)
     assert outcome.interrupted == jobs[0] and outcome.left == [jobs[1]]
-    assert not outcome.done and not ledger.read(tmp_path / "results")
+    assert not outcome.done and not results_file.read(tmp_path / "results")
     assert signal.getsignal(signal.SIGTERM) == handler
     assert list((tmp_path / "runs" / jobs[0].folder / "checkpoints").glob("step-0000004*"))
 
@@ -212,7 +210,7 @@ def test_what_was_passed_over_is_looked_at_again(tmp_path: Path) -> None:
 
     outcome = made.run(jobs, after=meanwhile)
     assert [e.seed for e in outcome.done] == [2, 1] and not outcome.elsewhere
-    assert sorted(e.seed for e in ledger.read(made.results)) == [0, 1, 2]
+    assert sorted(e.seed for e in results_file.read(made.results)) == [0, 1, 2]
     assert [words.partition(":")[0] for words in said] == ["3 of 3", "2 of 3"]
     assert not list(made.runs.glob("**/.*.lock"))
 
@@ -226,11 +224,11 @@ def test_a_run_whose_start_is_being_made_elsewhere_is_passed_over(tmp_path: Path
 
 
 def test_a_result_that_lacks_only_its_end_of_line_is_kept(tmp_path: Path) -> None:
-    path = ledger.append(tmp_path, entry(row("a"), 0.5))
+    path = results_file.append(tmp_path, entry(row("a"), 0.5))
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
-    assert [e.accuracy for e in ledger.read(tmp_path)] == [0.5]
-    ledger.append(tmp_path, entry(row("a"), 0.6, seed=1))
-    assert [e.accuracy for e in ledger.read(tmp_path)] == [0.5, 0.6]
+    assert [e.accuracy for e in results_file.read(tmp_path)] == [0.5]
+    results_file.append(tmp_path, entry(row("a"), 0.6, seed=1))
+    assert [e.accuracy for e in results_file.read(tmp_path)] == [0.5, 0.6]
 
 
 def test_parts_do_not_depend_on_what_is_done(tmp_path: Path) -> None:
@@ -269,7 +267,7 @@ def test_seeds_come_before_rows(tmp_path: Path) -> None:
 
 def test_a_changed_recipe_makes_old_results_void(tmp_path: Path) -> None:
     old, new = row("a"), row("a", changes={"optimizer.lr": 1.0})
-    ledger.append(tmp_path / "results", entry(old, 0.5))
+    results_file.append(tmp_path / "results", entry(old, 0.5))
     assert not tiny(tmp_path).missing([old], seeds=1, settings=())
     assert len(tiny(tmp_path).missing([new], seeds=1, settings=())) == 1
 
@@ -290,30 +288,30 @@ def test_how_a_run_is_computed_does_not_void_it(setting: str, value: object) -> 
 
 
 def test_part_of_a_line_is_passed_over_and_removed(tmp_path: Path) -> None:
-    path = ledger.append(tmp_path, entry(row("a"), 0.5))
+    path = results_file.append(tmp_path, entry(row("a"), 0.5))
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"row": "tiny/b", "acc')
-    assert len(ledger.read(tmp_path)) == 1
-    ledger.append(tmp_path, entry(row("c"), 0.6))
-    assert [e.row for e in ledger.read(tmp_path)] == ["tiny/a", "tiny/c"]
+    assert len(results_file.read(tmp_path)) == 1
+    results_file.append(tmp_path, entry(row("c"), 0.6))
+    assert [e.row for e in results_file.read(tmp_path)] == ["tiny/a", "tiny/c"]
 
 
 def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
     (tmp_path / "tiny.jsonl").write_text('{"row": "tiny/a"}\n', encoding="utf-8")
     with pytest.raises(UserError, match="line 1 is not a result: it lacks accuracy"):
-        ledger.read(tmp_path)
+        results_file.read(tmp_path)
 
 
 @pytest.mark.parametrize("value", ["high", None, 84.74, -0.1, float("nan")])
 def test_an_accuracy_that_is_none_is_named(value: object, tmp_path: Path) -> None:
-    path = ledger.append(tmp_path, entry(row("a"), 0.5))
+    path = results_file.append(tmp_path, entry(row("a"), 0.5))
     content = json.loads(path.read_text()) | {"accuracy": value}
     path.write_text(json.dumps(content) + "\n")
     with pytest.raises(UserError, match=r"accuracy is .*, not a number from 0 to 1"):
-        ledger.read(tmp_path)
+        results_file.read(tmp_path)
     path.write_bytes(b"\xff\xfe\n")
     with pytest.raises(UserError, match="line 1 is not a result"):
-        ledger.read(tmp_path)
+        results_file.read(tmp_path)
 
 
 def test_versions_without_an_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +320,7 @@ def test_versions_without_an_installed_package(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("sfumato.version.version", missing)
     assert environment.versions()["dp-accounting"] == "unknown"
-    assert environment.commit()
+    assert version.commit()
 
 
 def test_rows_of_ours_are_run_in_their_best_setting_only() -> None:

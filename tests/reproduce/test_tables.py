@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from tiny_rows import entry, paper, row
 
 from sfumato import recipes
 from sfumato.errors import UserError
-from sfumato.reproduce import figures, ledger, lookup, pareto, rows, tables
+from sfumato.reproduce import figures, lookup, pareto, results_file, rows, tables
 from sfumato.reproduce.lookup import every_row, find, find_all
 from sfumato.reproduce.plots import PLOTS, Plot
 from sfumato.reproduce.row import PLD
 from sfumato.reproduce.rows import PAPERS
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_rows import entry, paper, row
 
 
 @pytest.fixture
@@ -31,7 +28,7 @@ def tiny_paper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(folder: Path, name: str, *accuracies: float) -> None:
     for seed, accuracy in enumerate(accuracies):
-        ledger.append(folder, entry(every_row()[f"tiny/{name}"], accuracy, seed=seed))
+        results_file.append(folder, entry(every_row()[f"tiny/{name}"], accuracy, seed=seed))
 
 
 def cells(page: str, name: str) -> list[str]:
@@ -66,7 +63,7 @@ def test_a_page_names_what_best_improves(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(module, "PAPERS", made)
     for name in ("hit", "plain"):
         one = entry(every_row()[f"tiny/{name}"], 0.7, setting="best")
-        ledger.append(tmp_path / "results", one)
+        results_file.append(tmp_path / "results", one)
     tables.render(tmp_path / "results", tmp_path / "docs")
     page = (tmp_path / "docs" / "tiny.md").read_text(encoding="utf-8")
     assert "- *best* of hit: noise by PLD, and `training.batch = 64`.\n" in page
@@ -84,7 +81,7 @@ def test_a_page_mentions_what_our_own_row_reaches_instead(
     docs = tmp_path / "docs"
     tables.render(tmp_path, docs)
     assert "In place of" not in (docs / "tiny.md").read_text(encoding="utf-8")
-    ledger.append(tmp_path, entry(every_row()["own/answer"], 0.7754))
+    results_file.append(tmp_path, entry(every_row()["own/answer"], 0.7754))
     tables.render(tmp_path, docs, only="own")
     page = (docs / "tiny.md").read_text(encoding="utf-8")
     assert "- In place of miss: [answer](own.md) has 77.54 (table 1)." in page
@@ -99,7 +96,7 @@ def test_what_rows_answer_exists() -> None:
 @pytest.mark.usefixtures("tiny_paper")
 def test_a_result_of_an_earlier_recipe_is_not_shown(tmp_path: Path) -> None:
     old = row("hit", 60.0, changes={"optimizer.lr": 0.5})
-    ledger.append(tmp_path, entry(old, 0.9))
+    results_file.append(tmp_path, entry(old, 0.9))
     tables.render(tmp_path, tmp_path / "docs")
     page = (tmp_path / "docs" / "tiny.md").read_text(encoding="utf-8")
     assert cells(page, "hit")[4] == "not run"
@@ -109,8 +106,8 @@ def test_a_result_of_an_earlier_recipe_is_not_shown(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny_paper")
 def test_a_run_on_a_part_of_the_images_says_so(tmp_path: Path) -> None:
     whole = entry(every_row()["tiny/hit"], 0.9)
-    ledger.append(tmp_path, dataclasses.replace(whole, examples=700))
-    ledger.append(tmp_path, dataclasses.replace(whole, row="tiny/open", examples=1438))
+    results_file.append(tmp_path, dataclasses.replace(whole, examples=700))
+    results_file.append(tmp_path, dataclasses.replace(whole, row="tiny/open", examples=1438))
     tables.render(tmp_path, tmp_path / "docs")
     page = (tmp_path / "docs" / "tiny.md").read_text(encoding="utf-8")
     assert cells(page, "hit")[2] == "as published, on 700 images"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Paper, Row, Setting
 
 SMALL = {

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import Step
+from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.ledger import Ledger, read
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, optimizers

@@ -9,7 +9,7 @@ from short_runs import halves, recipe
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.privacy import spot_check
+from sfumato.privacy.checks import spot_check
 from sfumato.training import files, setup
 from sfumato.training.run import train
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfumato.errors import UserError
-from sfumato.locking import alone
+from sfumato.io.locks import alone
 from sfumato.pictures import style
 from sfumato.recipes import find
 from sfumato.training.run import resume

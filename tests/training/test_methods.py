@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from sfumato import data as datasets
 from sfumato.data import Augment, Views
 from sfumato.errors import UserError
-from sfumato.privacy import Randomness, accounting, layout, ledger
+from sfumato.privacy import Randomness, ledger
+from sfumato.privacy.accounting import accountants
+from sfumato.privacy.checks import memory_format
 from sfumato.privacy.clipping import GroupWise
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipe import Recipe, from_dict
@@ -386,7 +388,7 @@ def test_a_noise_plan_spends_the_budget_and_no_more(tmp_path: Path) -> None:
     assert plan.schedule is not None
     history = plan.history(6)
     assert sum(s.count for s in history) == 6
-    assert 2.99 < accounting.epsilon(history, delta=1e-5) <= 3
+    assert 2.99 < accountants.epsilon(history, delta=1e-5) <= 3
     first, last = plan.noise_at(1).multiplier, plan.noise_at(6).multiplier
     assert 2.4 < first / last < 3
     clips = [plan.clipping_at(i, plan.clipping).sensitivity for i in (1, 6)]
@@ -394,7 +396,7 @@ def test_a_noise_plan_spends_the_budget_and_no_more(tmp_path: Path) -> None:
     result = train(chosen, out=tmp_path / "r", device="cpu")
     ledger = Ledger.open(tmp_path / "r" / files.LEDGER)
     assert sorted(map(str, ledger.history())) == sorted(map(str, history))
-    assert result.epsilon["pld"] == accounting.epsilon(history, delta=1e-5)
+    assert result.epsilon["pld"] == accountants.epsilon(history, delta=1e-5)
     said = (tmp_path / "r" / files.STATEMENT).read_text()
     for step in history:
         assert f"σ = {step.noise_multiplier!r} ({step.count} times)" in said
@@ -413,7 +415,7 @@ def test_a_noise_plan_with_given_noise_stops_within_the_budget() -> None:
     plan = setup.plan(chosen, 1438)
     assert plan.steps < 40 == plan.asked
     spent = [
-        accounting.epsilon(plan.history(n), delta=1e-5, accountant="rdp")
+        accountants.epsilon(plan.history(n), delta=1e-5, accountant="rdp")
         for n in (plan.steps, plan.steps + 1)
     ]
     assert spent[0] <= 3 < spent[1]
@@ -475,7 +477,7 @@ def test_a_run_in_the_usual_order_of_memory(
     train(chosen, out=tmp_path / "fast", device="cpu")
     assert orders and all(orders)
     orders.clear()
-    monkeypatch.setattr(layout, "difference", lambda model, like: 0.8)
+    monkeypatch.setattr(memory_format, "difference", lambda model, like: 0.8)
     train(chosen, out=tmp_path / "usual", device="cpu")
     assert orders and not any(orders)
     fast, usual = weights(tmp_path / "fast"), weights(tmp_path / "usual")

@@ -9,7 +9,7 @@ from short_runs import halves, recipe
 
 from sfumato.settings import Data
 from sfumato.training import files
-from sfumato.training.images import split_in_words
+from sfumato.training.recipe_data import split_in_words
 from sfumato.training.reporter import Silent
 from sfumato.training.run import train
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sfumato import models
 from sfumato.errors import UserError
 from sfumato.privacy.statement import upwards
-from sfumato.training.start import _same_set
+from sfumato.training.initial.start import _same_set
 
 
 def test_a_model_that_refuses_its_options_is_a_mistake_and_no_traceback(

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from sfumato import recipes
 from sfumato.errors import UserError
-from sfumato.locking import alone
-from sfumato.pictures import trials as picture
-from sfumato.privacy.accounting import Step
+from sfumato.io.locks import alone
+from sfumato.pictures import tuning as picture
+from sfumato.privacy.accounting.accountants import Step
 from sfumato.recipe import Recipe
 from sfumato.training import setup
 from sfumato.training import tune as tuning
 from sfumato.training.loop import Loop
+from sfumato.training.proposals import Range, Trial, parse_choice
 from sfumato.training.run import train
-from sfumato.training.trials import Range, Trial, parse_choice
 from sfumato.training.tune import lighter, sentence, tune
 
 

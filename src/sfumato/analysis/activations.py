@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 
 from sfumato.analysis.classification import Array
 from sfumato.analysis.residuals import watched
-from sfumato.privacy.precision import widest
+from sfumato.privacy.numerics.precision import widest
 
 HISTOGRAM = 60
 """Bins of a histogram."""

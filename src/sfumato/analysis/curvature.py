@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from sfumato.errors import UserError
-from sfumato.privacy.precision import full_precision, widest
+from sfumato.privacy.numerics.precision import full_precision, widest
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Advance = Callable[[int], None]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy.clipping import ClippingRule
-from sfumato.privacy.gradients import PerExample
-from sfumato.privacy.grouping import layer_of
+from sfumato.privacy.numerics.parameter_groups import layer_of
+from sfumato.privacy.per_example import PerExample
 
 _BATCH = 32
 

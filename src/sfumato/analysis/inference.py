@@ -16,7 +16,7 @@ from sfumato.analysis.classification import Array
 from sfumato.data import ImageSet
 from sfumato.data.decode import UnreadableError, decode
 from sfumato.data.folder import images_below
-from sfumato.data.progress import progress
+from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError
 from sfumato.training.classifier import Classifier
 

@@ -17,19 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import models, recipes
-from sfumato.analysis.images import images_of
+from sfumato.analysis.image_source import images_of
 from sfumato.analysis.inference import align_labels
 from sfumato.data import Dataset, ImageSet
 from sfumato.errors import CodeError, UserError
 from sfumato.models import Trust
 from sfumato.privacy import ledger
-from sfumato.privacy.accounting import Step
+from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.clipping import ClippingRule, Unclipped
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.recipe import Recipe
-from sfumato.training import checkpoint, classifier, files, fill, metrics, setup, snapshots, start
+from sfumato.training import checkpoint, classifier, files, metrics, setup, snapshots
 from sfumato.training.classifier import Classifier, Description
+from sfumato.training.initial import parameters, start
 from sfumato.training.run import data_tag
 
 
@@ -185,7 +186,7 @@ def open_run(
     dataset = start.Origin.of(header).normalised(dataset)
     network, description, weights, step = _network(folder, recipe, dataset, final, trust, notes)
     network.to(device).eval()
-    fill.freeze(network, recipe.start)
+    parameters.freeze(network, recipe.start)
     taken = description.channels, *description.size
     if (dataset.channels, *dataset.size) != taken:
         raise UserError(

@@ -29,9 +29,9 @@ from sfumato.analysis.opened import OpenRun
 from sfumato.analysis.sparsity import Sparsity, sparsity_of
 from sfumato.analysis.spectrum import EXACT, Spectrum, spectrum_of
 from sfumato.data import ImageSet
-from sfumato.data.progress import progress
+from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError, nearest
-from sfumato.privacy.gradients import PerExample
+from sfumato.privacy.per_example import PerExample
 from sfumato.training.trouble import out_of_memory
 
 PARTS = ("calibration", "curvature", "activations", "sparsity", "gradients", "cost")

@@ -17,7 +17,7 @@ from torch import Tensor
 from sfumato.analysis.classification import Array
 from sfumato.analysis.curvature import Advance, Hessian, rademacher
 from sfumato.errors import UserError
-from sfumato.privacy.precision import widest
+from sfumato.privacy.numerics.precision import widest
 
 EXACT = 600
 """Up to this many parameters the spectrum is computed from the whole matrix."""

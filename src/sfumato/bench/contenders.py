@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def real_loop(case: Case, device: torch.device) -> tuple[Loop, Callable[[], None]]:
     """A `Loop` over generated images in a temporary run folder, and what lets go of the folder."""
     from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.randomness import Randomness
+    from sfumato.privacy.numerics.randomness import Randomness
     from sfumato.training import files
     from sfumato.training.loop import Loop
     from sfumato.training.metrics import Metrics

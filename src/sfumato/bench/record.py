@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sfumato import jsonlines
 from sfumato.bench.cases import ORDER, Case
 from sfumato.bench.measurement import Measurement
+from sfumato.environment import processor
 from sfumato.errors import UserError
-from sfumato.machine import processor
+from sfumato.io import json_lines
 from sfumato.training.files import write_whole
 from sfumato.version import UNKNOWN, commit, of
 
@@ -192,7 +192,7 @@ def taken(path: Path) -> str:
 def read(path: Path) -> Record:
     """Read a record back."""
     try:
-        content = jsonlines.parse(path.read_text(encoding="utf-8"))
+        content = json_lines.parse(path.read_text(encoding="utf-8"))
         if content["version"] != VERSION:
             raise UserError(f"{path} is a record of version {content['version']}, not {VERSION}.")
         del content["version"]

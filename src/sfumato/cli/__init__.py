@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UntrustedCodeError, UserError
-from sfumato.loading import loading
+from sfumato.interrupted_import import loading
 
 VERBS = (
     "train", "pretrain", "tune", "evaluate", "predict", "report", "card", "analyze", "budget",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sfumato import newfile
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.io import new_file
 
 if TYPE_CHECKING:
     from sfumato.analysis.opened import OpenRun
@@ -145,7 +145,7 @@ def _write(
     try:
         if out is not None:
             content = {"sfumato": version.of(), "runs": [one.to_dict() for one in found]}
-            with newfile.writing(out) as file:
+            with new_file.writing(out) as file:
                 file.write((json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
             written.append(out)
         if picture is not None:
@@ -161,7 +161,7 @@ def _write(
 def _check_free(out: Path | None, picture: Path | None, parts: tuple[str, ...]) -> None:
     """Refuse before the long work what could not be written after it."""
     if out is not None:
-        newfile.check(out)
+        new_file.check(out)
     if picture is not None:
         if picture.exists() and not picture.is_dir():
             raise UserError(f"{picture} is a file: --picture takes a folder.")

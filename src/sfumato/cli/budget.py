@@ -13,7 +13,7 @@ from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from sfumato.privacy.accounting import AccountantName
+    from sfumato.privacy.accounting.accountants import AccountantName
 
 TRAINING_EXAMPLES = {
     "digits": 1437,
@@ -94,30 +94,30 @@ class _Setting:
         return _Setting(**{**self.__dict__, question: answer})
 
     def step(self) -> Any:
-        from sfumato.privacy.accounting import Step
+        from sfumato.privacy.accounting.accountants import Step
 
         assert self.batch and self.steps and self.noise is not None
         return Step(self.batch / self.examples, self.noise, self.steps)
 
     def spent(self) -> dict[AccountantName, float]:
-        from sfumato.privacy import accounting
+        from sfumato.privacy.accounting import accountants
 
         history = [self.step()]
         return {
-            name: accounting.epsilon(history, delta=self.delta, accountant=name)
-            for name in accounting.ACCOUNTANTS
+            name: accountants.epsilon(history, delta=self.delta, accountant=name)
+            for name in accountants.ACCOUNTANTS
         }
 
 
 def _accountant(name: str) -> AccountantName:
-    from sfumato.privacy.accounting import check_accountant
+    from sfumato.privacy.accounting.accountants import check_accountant
 
     check_accountant(name)
     return name  # type: ignore[return-value]
 
 
 def _examples(examples: int | None, data: str | None) -> int:
-    from sfumato.privacy.calibration import check_examples
+    from sfumato.privacy.accounting.calibration import check_examples
 
     if (examples is None) == (data is None):
         raise UserError(
@@ -170,13 +170,13 @@ def _question(given: _Setting, epochs: float | None) -> str:
 
 
 def _check(given: _Setting) -> None:
-    from sfumato.privacy import accounting, calibration
+    from sfumato.privacy.accounting import accountants, calibration
 
     calibration.check_delta(given.delta, given.examples)
     if given.epsilon is not None:
         calibration.check_epsilon(given.epsilon)
     if given.noise is not None:
-        accounting.check_noise_multiplier(given.noise)
+        accountants.check_noise_multiplier(given.noise)
     if given.steps is not None:
         calibration.check_steps(given.steps)
     if given.batch is not None and not 1 <= given.batch <= given.examples:
@@ -190,7 +190,7 @@ def _answers(
     given: _Setting, question: str, chosen: AccountantName
 ) -> dict[AccountantName, float | int | None]:
     """The answer by each accountant; None where only the one not chosen finds none."""
-    from sfumato.privacy.accounting import ACCOUNTANTS
+    from sfumato.privacy.accounting.accountants import ACCOUNTANTS
 
     answers: dict[AccountantName, float | int | None] = {}
     for name in ACCOUNTANTS:
@@ -204,7 +204,7 @@ def _answers(
 
 
 def _answer(given: _Setting, question: str, name: AccountantName) -> float | int:
-    from sfumato.privacy import calibration
+    from sfumato.privacy.accounting import calibration
 
     if question == "epsilon":
         return given.spent()[name]
@@ -238,7 +238,7 @@ def _print_table(
     from rich.table import Table
 
     from sfumato.cli.budget_picture import rounded_up
-    from sfumato.privacy.accounting import RELATION
+    from sfumato.privacy.accounting.accountants import RELATION
 
     step = setting.step()
     epochs = step.count * step.q
@@ -279,7 +279,7 @@ def _print_json(
 ) -> None:
     import json
 
-    from sfumato.privacy.accounting import RELATION
+    from sfumato.privacy.accounting.accountants import RELATION
 
     def finite(values: dict[AccountantName, Any]) -> dict[AccountantName, Any]:
         return {name: None if value == math.inf else value for name, value in values.items()}

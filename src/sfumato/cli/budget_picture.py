@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfumato import newfile
 from sfumato.errors import UserError
+from sfumato.io import new_file
 
 if TYPE_CHECKING:
-    from sfumato.privacy.accounting import Step
+    from sfumato.privacy.accounting.accountants import Step
 
 FORMATS = (".png", ".pdf", ".svg")
 _COLOURS = {"pld": "#1b6ca8", "rdp": "#d1741f"}
@@ -29,7 +29,7 @@ def rounded_up(value: float) -> str:
 
 def check_new(path: Path) -> None:
     """Refuse a picture that could not be written, before the work is done."""
-    newfile.check(path, option="--plot", endings=FORMATS)
+    new_file.check(path, option="--plot", endings=FORMATS)
 
 
 def draw(path: Path, step: Step, *, delta: float, budget: float | None, title: str) -> None:
@@ -37,7 +37,7 @@ def draw(path: Path, step: Step, *, delta: float, budget: float | None, title: s
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from sfumato.privacy.accounting import ACCOUNTANTS, curve, epsilon
+    from sfumato.privacy.accounting.accountants import ACCOUNTANTS, curve, epsilon
 
     if step.noise_multiplier == 0:
         raise UserError("There is no curve to draw without noise: epsilon is infinite.")
@@ -69,5 +69,5 @@ def draw(path: Path, step: Step, *, delta: float, budget: float | None, title: s
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
-    with newfile.writing(path, option="--plot") as file:
+    with new_file.writing(path, option="--plot") as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=150)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import typer
 
-from sfumato import newfile
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.io import new_file
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def card(
     from sfumato.report.runs import gather
     from sfumato.training.devices import pick_device
 
-    newfile.check(out)
+    new_file.check(out)
     (found,) = gather([run])
     if not found.finished:
         raise UserError(
@@ -53,6 +53,6 @@ def card(
     for remark in (*found.problems, *([measured.missing] if measured.missing else [])):
         echo(f"Note: {remark}", err=True)
     text = write_card(found, measured)
-    with newfile.writing(out) as file:
+    with new_file.writing(out) as file:
         file.write(text.encode("utf-8", errors="replace"))
     echo(f"Written: {out}")

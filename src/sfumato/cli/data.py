@@ -75,7 +75,7 @@ def show(
     """Show what a data set holds: images per class, size, fingerprint, a sheet of samples."""
     from sfumato.data import load
     from sfumato.data.catalogue import DRAWN
-    from sfumato.data.picture import check_new_png, save_sheet
+    from sfumato.data.sample_sheet import check_new_png, save_sheet
 
     if picture is not None:
         check_new_png(picture)
@@ -103,7 +103,7 @@ def show(
 def _show_drawn(channels: int, picture: Path | None) -> None:
     from sfumato.data.catalogue import DRAWN, check_channels
     from sfumato.data.pairs import samples
-    from sfumato.data.picture import save_sheet
+    from sfumato.data.sample_sheet import save_sheet
 
     check_channels(channels)
     echo(

@@ -91,7 +91,7 @@ def _dataset(
 ) -> Dataset:
     """The data asked for, as the model takes it; the run's own exactly as it was in training."""
     from sfumato import recipes
-    from sfumato.analysis.images import images_of
+    from sfumato.analysis.image_source import images_of
     from sfumato.recipe import Recipe
     from sfumato.training.files import RECIPE
 

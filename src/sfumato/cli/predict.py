@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 
-from sfumato import newfile
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.io import new_file
 from sfumato.text import printable
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def predict(
     from sfumato.training.devices import pick_device
 
     if out is not None:
-        newfile.check(out)
+        new_file.check(out)
     classifier = load(run, device=pick_device(device), trust_code=trust_code)
     if classifier.description.only_a_start:
         raise UserError(
@@ -90,7 +90,7 @@ def predict(
 
 def _watched(predictions: Iterator[Prediction], total: int, *, shown: bool) -> Iterator[Prediction]:
     """The predictions, with progress on stderr unless they appear in the same terminal."""
-    from sfumato.data.progress import progress
+    from sfumato.data.progress_bar import progress
 
     if not shown and sys.stdout.isatty():
         yield from predictions
@@ -151,7 +151,7 @@ def _destination(out: Path | None) -> Iterator[TextIO | io.TextIOBase]:
         yield _OnTerminal() if sys.stdout.isatty() else sys.stdout
         sys.stdout.flush()
         return
-    with newfile.writing(out) as file:
+    with new_file.writing(out) as file:
         stream = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
         yield stream
         stream.detach()

@@ -11,7 +11,7 @@ from sfumato.cli.train import choose, watch
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 from sfumato.errors import UserError
-from sfumato.loading import loading
+from sfumato.interrupted_import import loading
 from sfumato.training import files
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import typer
 
-from sfumato import newfile
 from sfumato.cli.terminal import Terminal, echo
+from sfumato.io import new_file
 
 _ROOM = 110
 """A narrower terminal shows a line for each recipe, with as much of its description as fits."""
@@ -70,7 +70,7 @@ def copy(
     text = found.to_toml()
     if to.is_dir():
         to = to / f"{recipe.replace('/', '-')}.toml"
-    newfile.check(to, option="name")
-    with newfile.writing(to, option="name") as file:
+    new_file.check(to, option="name")
+    with new_file.writing(to, option="name") as file:
         file.write(text.encode())
     echo(f"Wrote {to}. Train with it: sfumato train {shlex.quote(str(to))}{data}")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import typer
 
-from sfumato import newfile
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
+from sfumato.io import new_file
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +50,7 @@ def report(
     from sfumato.report.runs import gather
     from sfumato.training.devices import pick_device
 
-    newfile.check(out)
+    new_file.check(out)
     chosen = choose(samples)
     found = gather(runs)
     measured = measure(
@@ -61,6 +61,6 @@ def report(
         for remark in (*run.problems, *([result.missing] if result.missing else [])):
             echo(f"Note: {run.name}: {remark}", err=True)
     text = page(found, measured, title=title, shareable=shareable)
-    with newfile.writing(out) as file:
+    with new_file.writing(out) as file:
         file.write(text.encode("utf-8", errors="replace"))
     echo(f"Written: {out}")

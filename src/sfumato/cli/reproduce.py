@@ -14,7 +14,7 @@ from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
-    from sfumato.reproduce.ledger import Entry
+    from sfumato.reproduce.results_file import Entry
     from sfumato.reproduce.row import Row, Setting
     from sfumato.reproduce.runner import Outcome
     from sfumato.training.reporter import Reporter
@@ -78,7 +78,7 @@ def reproduce(
         _render(results, docs)
         return
 
-    from sfumato.cli.progress import console
+    from sfumato.cli.training_progress import console
     from sfumato.reproduce.runner import Clock, Runner
     from sfumato.training.loop import Stopped
 
@@ -137,7 +137,7 @@ def _settings(text: str | None) -> tuple[Setting, ...]:
 
 @contextmanager
 def _watch() -> Iterator[Reporter]:
-    from sfumato.cli.progress import watched
+    from sfumato.cli.training_progress import watched
 
     with watched() as reporter:
         yield reporter
@@ -191,12 +191,12 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
     from rich.table import Table
 
     from sfumato.cli.listing import show as show_table
-    from sfumato.reproduce import ledger
+    from sfumato.reproduce import results_file
     from sfumato.reproduce.rows import PAPERS
     from sfumato.reproduce.tables import summary, verdict
 
     console = Terminal(highlight=False)
-    entries = ledger.read(results)
+    entries = results_file.read(results)
     for paper in PAPERS:
         mine = [row for row in rows if row.paper == paper.key]
         if not mine:
@@ -210,7 +210,7 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
             name = row.name + (f" ({row.alias})" if row.alias else "")
             printed = "" if row.published is None else f"{row.published:g}"
             for place, setting in enumerate(row.settings):
-                found = ledger.of_row(entries, row, setting)
+                found = results_file.of_row(entries, row, setting)
                 ours = summary(found)
                 if ours is None and place:
                     continue

@@ -14,7 +14,7 @@ from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 from sfumato.errors import UserError
-from sfumato.loading import loading
+from sfumato.interrupted_import import loading
 from sfumato.training import files
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def watch(
     """
     again = "".join(f" --trust-code {shlex.quote(name)}" for name in trusted)
     with _interruptible(name, out, resumed, again):
-        from sfumato.cli.progress import console, watched
+        from sfumato.cli.training_progress import console, watched
         from sfumato.training.loop import Stopped
 
         with watched() as reporter:
@@ -253,7 +253,7 @@ def choose(
 
 
 def _say_result(result: Result) -> None:
-    from sfumato.cli.progress import console
+    from sfumato.cli.training_progress import console
     from sfumato.privacy.statement import upwards
 
     if result.epsilon:

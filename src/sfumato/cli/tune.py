@@ -14,7 +14,7 @@ from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 
 if TYPE_CHECKING:
-    from sfumato.training.trials import Trial
+    from sfumato.training.proposals import Trial
 
 
 def register(app: typer.Typer) -> None:
@@ -61,14 +61,14 @@ def tune(
     from rich.table import Table
     from rich.text import Text
 
-    from sfumato.cli.progress import console, watched
-    from sfumato.pictures import trials as picture
+    from sfumato.cli.training_progress import console, watched
+    from sfumato.pictures import tuning as picture
     from sfumato.privacy.statement import upwards
     from sfumato.recipe import parse_setting, setting_text
     from sfumato.report.runs import gather, share_seed, together
     from sfumato.training import tune as tuning
     from sfumato.training.loop import Stopped
-    from sfumato.training.trials import parse_choices
+    from sfumato.training.proposals import parse_choices
 
     choices = parse_choices(try_)
     changes = dict(parse_setting(text) for text in set_)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import nn
 
-    from sfumato.privacy.gradients import Path
-    from sfumato.privacy.verify import Report
+    from sfumato.privacy.per_example import Path
+    from sfumato.privacy.verify.report import Report
 
 _ROWS = 24
 """Longer tables are shortened."""
@@ -139,7 +139,7 @@ def _run(
     seed: int,
     console: Console,
 ) -> Report:
-    from sfumato.privacy import verify as engine
+    from sfumato.privacy.verify import report as engine
 
     if not console.is_terminal:
         return engine.verify(

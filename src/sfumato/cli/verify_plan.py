@@ -32,9 +32,9 @@ def show(
     """
     import torch
 
-    from sfumato.privacy.gradients import PerExample
-    from sfumato.privacy.planning import WAYS, outputs_of, plan, room
-    from sfumato.privacy.taps import convolutions
+    from sfumato.privacy.engines.compiled_forward import convolutions
+    from sfumato.privacy.engines.storage_plan import WAYS, outputs_of, plan, room
+    from sfumato.privacy.per_example import PerExample
 
     row = torch.zeros(1, *shape)
     calls = outputs_of(model, row)

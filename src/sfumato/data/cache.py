@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from sfumato import jsonlines
 from sfumato.data.imageset import Array
+from sfumato.io import json_lines
 
 _HEADER_BYTES = 128
 _SUBFOLDER = "decoded"
@@ -28,7 +28,7 @@ _SUBFOLDER = "decoded"
 def open_entry(folder: Path, key: str) -> tuple[Array, dict[str, Any]] | None:
     """The array and the description stored under a key, or None if there is no whole entry."""
     try:
-        description = jsonlines.parse((folder / _SUBFOLDER / f"{key}.json").read_text("utf-8"))
+        description = json_lines.parse((folder / _SUBFOLDER / f"{key}.json").read_text("utf-8"))
         array = np.load(folder / _SUBFOLDER / f"{key}.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
@@ -85,7 +85,7 @@ def _drop_older(home: Path, key: str, kind: str | None) -> None:
     """Remove what was decoded from the same folder in the same way before its files changed."""
     for path in home.glob("*.json") if kind else ():
         with suppress(OSError, ValueError):
-            if path.stem != key and jsonlines.parse(path.read_text("utf-8")).get("of") == kind:
+            if path.stem != key and json_lines.parse(path.read_text("utf-8")).get("of") == kind:
                 path.unlink()
                 path.with_suffix(".npy").unlink()
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.catalogue import DRAWN, LUMA
-from sfumato.data.progress import progress
+from sfumato.data.progress_bar import progress
 
 NAME = DRAWN
 

@@ -18,7 +18,7 @@ from sfumato.data import locate
 from sfumato.data.cache import open_entry, store_entry
 from sfumato.data.decode import Header, Read, UnreadableError, depth_note, read, read_header
 from sfumato.data.imageset import Array
-from sfumato.data.progress import progress
+from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError
 
 LARGEST_KEPT_SIDE = 64

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from sfumato.data import locate
 from sfumato.data.catalogue import Download, Entry, entry
-from sfumato.data.progress import progress
+from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError
 
 _ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".zip")

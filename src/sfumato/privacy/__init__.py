@@ -5,13 +5,15 @@ Names are imported on first use, so that accounting alone never loads PyTorch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sfumato._lazy import lazy
 
 if TYPE_CHECKING:
-    from sfumato.privacy.accounting import Step, epsilon
+    from sfumato.privacy.accounting.accountants import Step, epsilon
+    from sfumato.privacy.accounting.calibration import batch_for, noise_multiplier_for, steps_for
     from sfumato.privacy.adaptive import AdaptiveQuantile
-    from sfumato.privacy.calibration import batch_for, noise_multiplier_for, steps_for
+    from sfumato.privacy.checks.refusals import refuse_mixing_layers
     from sfumato.privacy.clipping import (
         Automatic,
         ClippingRule,
@@ -20,42 +22,13 @@ if TYPE_CHECKING:
         Normalised,
         Unclipped,
     )
-    from sfumato.privacy.gradients import Gradients, PerExample, cross_entropy
+    from sfumato.privacy.engines.one_at_a_time import one_at_a_time
     from sfumato.privacy.mechanism import PrivateGradients
     from sfumato.privacy.noise import GaussianNoise
-    from sfumato.privacy.randomness import Keystream, Randomness
-    from sfumato.privacy.reference import one_at_a_time
-    from sfumato.privacy.refuse import refuse_mixing_layers
+    from sfumato.privacy.numerics.randomness import Keystream, Randomness
+    from sfumato.privacy.per_example import Gradients, PerExample, cross_entropy
     from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler, physical_batches
     from sfumato.privacy.statistics import BatchStatistics
-
-_HOME = {
-    "Step": "accounting",
-    "epsilon": "accounting",
-    "AdaptiveQuantile": "adaptive",
-    "batch_for": "calibration",
-    "noise_multiplier_for": "calibration",
-    "steps_for": "calibration",
-    "Automatic": "clipping",
-    "ClippingRule": "clipping",
-    "Flat": "clipping",
-    "GroupWise": "clipping",
-    "Normalised": "clipping",
-    "Unclipped": "clipping",
-    "Gradients": "gradients",
-    "PerExample": "gradients",
-    "cross_entropy": "gradients",
-    "BatchStatistics": "statistics",
-    "PrivateGradients": "mechanism",
-    "GaussianNoise": "noise",
-    "Keystream": "randomness",
-    "Randomness": "randomness",
-    "one_at_a_time": "reference",
-    "refuse_mixing_layers": "refuse",
-    "PhysicalBatch": "sampling",
-    "PoissonSampler": "sampling",
-    "physical_batches": "sampling",
-}
 
 __all__ = [
     "AdaptiveQuantile",
@@ -85,12 +58,33 @@ __all__ = [
     "steps_for",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Step": "accounting",
+        "epsilon": "accounting",
+        "AdaptiveQuantile": "adaptive",
+        "batch_for": "accounting",
+        "noise_multiplier_for": "accounting",
+        "steps_for": "accounting",
+        "Automatic": "clipping",
+        "ClippingRule": "clipping",
+        "Flat": "clipping",
+        "GroupWise": "clipping",
+        "Normalised": "clipping",
+        "Unclipped": "clipping",
+        "Gradients": "per_example",
+        "PerExample": "per_example",
+        "cross_entropy": "per_example",
+        "BatchStatistics": "statistics",
+        "PrivateGradients": "mechanism",
+        "GaussianNoise": "noise",
+        "Keystream": "numerics.randomness",
+        "Randomness": "numerics.randomness",
+        "one_at_a_time": "engines.one_at_a_time",
+        "refuse_mixing_layers": "checks.refusals",
+        "PhysicalBatch": "sampling",
+        "PoissonSampler": "sampling",
+        "physical_batches": "sampling",
+    },
+)

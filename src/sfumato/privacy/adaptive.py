@@ -35,9 +35,14 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import joint_noise_multiplier
+from sfumato.privacy.accounting.accountants import joint_noise_multiplier
 from sfumato.privacy.clipping import ClippingRule, check_clip, weights_by_group
-from sfumato.privacy.grouping import group_parameters, norms_by_group, on_device, split_evenly
+from sfumato.privacy.numerics.parameter_groups import (
+    group_parameters,
+    norms_by_group,
+    on_device,
+    split_evenly,
+)
 
 REACH = 1e6
 """C stays within this factor of where it started: no chain of noise makes it 0 or infinite."""

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError, nearest
-from sfumato.privacy.grouping import group_parameters, norms_by_group, on_device, split_evenly
+from sfumato.privacy.numerics.parameter_groups import (
+    group_parameters,
+    norms_by_group,
+    on_device,
+    split_evenly,
+)
 
 MARGIN = 2.0**-16
 """Rounding head-room, 1.5e-5: examples are scaled to C·(1 − MARGIN), so C itself is never exceeded.

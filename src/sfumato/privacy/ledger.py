@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from sfumato import jsonlines, locking
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import Step, merge
+from sfumato.io import json_lines, locks
+from sfumato.privacy.accounting.accountants import Step, merge
 
 
 def _line(content: Mapping[str, Any], previous: str) -> bytes:
@@ -45,7 +45,7 @@ class Ledger:
         self.path, self.header, self._steps, self._last = path, header, steps, last
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
-            locking.take(self._file, path)
+            locks.take(self._file, path)
         except BaseException:
             self.close()
             raise
@@ -199,7 +199,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Step], str, int]:
     last = ""
     for number, line in enumerate(lines):
         try:
-            content = jsonlines.parse(line)
+            content = json_lines.parse(line)
             sound = content["previous"] == last
             if number == 0:
                 header, sound = content, sound and _is_header(content)

@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import AccountantName, Step, merge
-from sfumato.privacy.accounting import epsilon as account
-from sfumato.privacy.calibration import check_delta
+from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
+from sfumato.privacy.accounting.accountants import epsilon as account
+from sfumato.privacy.accounting.calibration import check_delta
+from sfumato.privacy.checks.spot_check import SpotCheck
 from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Unclipped
 from sfumato.privacy.draw_count import DrawCount
-from sfumato.privacy.gradients import Loss, PerExample, cross_entropy
+from sfumato.privacy.engines.ordinary_backward import Ordinary
+from sfumato.privacy.engines.results import PerExampleGradients
 from sfumato.privacy.noise import GaussianNoise
-from sfumato.privacy.ordinary import Ordinary
+from sfumato.privacy.numerics.precision import widest
+from sfumato.privacy.numerics.randomness import Randomness
+from sfumato.privacy.numerics.totals import Totals
 from sfumato.privacy.own_statement import own_statement
-from sfumato.privacy.precision import widest
-from sfumato.privacy.randomness import Randomness
+from sfumato.privacy.per_example import Loss, PerExample, cross_entropy
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
-from sfumato.privacy.spot_check import SpotCheck
 from sfumato.privacy.statistics import BatchStatistics
-from sfumato.privacy.summing import PerExampleGradients
-from sfumato.privacy.totals import Totals
 
 
 class PrivateGradients:
@@ -39,7 +39,7 @@ class PrivateGradients:
         loss: From outputs and targets to one loss per row.
         views: Rows per example, averaged before clipping.
         check: Check the model against the slow reference before the first batch, and now and then
-            on real examples (`sfumato.privacy.spot_check`).
+            on real examples (`sfumato.privacy.checks.spot_check`).
         randomness: Source of the noise: a new key from the operating system if None. A key serves
             one mechanism: two would have the same noise. With `Randomness.from_seed` releases can
             be repeated, and are not private.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
-from sfumato.privacy.randomness import Keystream
+from sfumato.privacy.numerics.randomness import Keystream
 
 GRID_BITS = 12
 """Noisy sums are multiples of 2^-12 standard deviations of the noise, or of up to half as much."""

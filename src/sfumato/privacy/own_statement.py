@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from sfumato.privacy import statement as words
-from sfumato.privacy.accounting import Step, epsilon
+from sfumato.privacy.accounting.accountants import Step, epsilon
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.privacy.statement import filled, upwards
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sfumato.privacy import statement as words
-from sfumato.privacy.accounting import Step
-from sfumato.privacy.composition import Exposure
+from sfumato.privacy.accounting.accountants import Step
+from sfumato.privacy.accounting.composition import Exposure
 from sfumato.privacy.statement import filled, upwards
 
 UNIT = "image"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
-from sfumato.privacy.randomness import Keystream, Randomness
+from sfumato.privacy.numerics.randomness import Keystream, Randomness
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, Decimal, localcontext
 
 from sfumato import version
-from sfumato.privacy.accounting import Step
-from sfumato.privacy.group_privacy import MOST, SIZES, group_epsilon
+from sfumato.privacy.accounting.accountants import Step
+from sfumato.privacy.accounting.group_privacy import MOST, SIZES, group_epsilon
 
 _SMALL = 1.0
 LARGE = 10.0

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import Step, merge
-from sfumato.privacy.composition import Exposure
+from sfumato.privacy.accounting.accountants import Step, merge
+from sfumato.privacy.accounting.composition import Exposure
 from sfumato.recipe import Recipe
 from sfumato.training.classifier import STATEMENT, TENSORS, statement_digest
-from sfumato.training.start import Origin
+from sfumato.training.initial.start import Origin
 
 AGREE = 1e-3
 """Relative difference up to which two epsilons count as equal."""

@@ -18,7 +18,7 @@ from PIL import Image
 
 from sfumato import analysis
 from sfumato.analysis.classification import Array, Evaluation
-from sfumato.analysis.images import images_of
+from sfumato.analysis.image_source import images_of
 from sfumato.analysis.inference import find_images
 from sfumato.data import Dataset
 from sfumato.data.decode import UnreadableError, decode

@@ -19,15 +19,15 @@ from typing import Any, cast
 from sfumato import recipes
 from sfumato.data.catalogue import DRAWN, canonical
 from sfumato.errors import UserError
-from sfumato.privacy import accounting
-from sfumato.privacy.accounting import ACCOUNTANTS, AccountantName, Step, merge
+from sfumato.privacy.accounting import accountants
+from sfumato.privacy.accounting.accountants import ACCOUNTANTS, AccountantName, Step, merge
 from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe, differences, from_record
 from sfumato.report import claims
 from sfumato.text import without_markdown
 from sfumato.training import files, metrics
 from sfumato.training.classifier import read_weights
-from sfumato.training.start import Origin
+from sfumato.training.initial.start import Origin
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _recipe(folder: Path, header: Mapping[str, Any], problems: list[str]) -> Rec
 def _epsilon(history: Sequence[Step], delta: float, accountant: str) -> float:
     if not history:
         return 0.0
-    return accounting.epsilon(history, delta=delta, accountant=cast(AccountantName, accountant))
+    return accountants.epsilon(history, delta=delta, accountant=cast(AccountantName, accountant))
 
 
 def together(runs: Sequence[Run]) -> float | None:

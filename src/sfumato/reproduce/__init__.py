@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sfumato.reproduce.ledger import Entry, append, read
 from sfumato.reproduce.lookup import find
+from sfumato.reproduce.results_file import Entry, append, read
 from sfumato.reproduce.row import Paper, Row
 from sfumato.reproduce.rows import PAPERS
 

@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from sfumato.pictures import style
-from sfumato.reproduce import ledger
-from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce import results_file
 from sfumato.reproduce.lookup import every_row
 from sfumato.reproduce.plots import PLOTS, Panel, Plot
+from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import SETTINGS, Row
 
 
@@ -60,7 +60,7 @@ def _found(entries: Sequence[Entry], name: str, plot: Plot) -> list[Entry]:
     """The results of a row: as published if there are any, else in its best setting."""
     row: Row = every_row()[name]
     for setting in row.settings[:1] if plot.one_change else row.settings:
-        if found := ledger.of_row(entries, row, setting):
+        if found := results_file.of_row(entries, row, setting):
             return found
     return []
 
@@ -69,7 +69,7 @@ def _alike(entries: Sequence[Entry], names: Sequence[str], plot: Plot) -> list[l
     """The results of the rows of one line, all in the setting that most of them were run in."""
     rows = [every_row()[name] for name in names]
     settings = SETTINGS[:1] if plot.one_change else SETTINGS
-    choices = [[ledger.of_row(entries, row, setting) for row in rows] for setting in settings]
+    choices = [[results_file.of_row(entries, row, setting) for row in rows] for setting in settings]
     return max(choices, key=lambda found: sum(map(bool, found)))
 
 

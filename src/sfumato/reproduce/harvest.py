@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sfumato import environment, version
 from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe
-from sfumato.reproduce import environment, measures
-from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce import measures
+from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row, Setting
 from sfumato.training import files, metrics
 from sfumato.training.classifier import load
+from sfumato.training.devices import pick_device
 
 
 def harvest(
@@ -59,9 +61,9 @@ def harvest(
         parameters=sum(p.numel() for p in classifier.network.parameters()),
         measures=measures.measure(row.measures, folder, root=root, device=device),
         curve=curve(records),
-        hardware=environment.hardware(device),
+        hardware=environment.hardware(pick_device(device)),
         versions=environment.versions(),
-        commit=environment.commit(),
+        commit=version.commit(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

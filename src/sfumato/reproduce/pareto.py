@@ -12,9 +12,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from sfumato.data.catalogue import DRAWN
 from sfumato.pictures import style
-from sfumato.reproduce import ledger
-from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce import results_file
 from sfumato.reproduce.literature import CIFAR10
+from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row
 from sfumato.reproduce.rows import PAPERS
 
@@ -114,7 +114,7 @@ def _points(entries: Sequence[Entry], rows: Sequence[Row]) -> list[Point]:
         for setting in row.settings:
             recipe = row.recipe_for(setting)
             private = recipe.data.name == "cifar10" and recipe.privacy.enabled
-            found = ledger.of_row(entries, row, setting) if private else []
+            found = results_file.of_row(entries, row, setting) if private else []
             if not found or recipe.privacy.epsilon > 11:
                 continue
             values = [entry.accuracy for entry in found]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sfumato.errors import UserError
-from sfumato.locking import InUse, alone
+from sfumato.io.locks import InUse, alone
 from sfumato.recipe import Recipe
-from sfumato.reproduce import ledger
+from sfumato.reproduce import results_file
 from sfumato.reproduce.harvest import harvest
-from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row, Setting
 from sfumato.training import files
 from sfumato.training.loop import Stopped
@@ -146,14 +146,16 @@ class Runner:
             settings: In which settings; each row's usual one if empty.
             part: Which of all jobs, done or not, to consider.
         """
-        entries = ledger.read(self.results)
+        entries = results_file.read(self.results)
         wanted = [
             (row, s)
             for row in rows
             for s in (row.settings if settings else row.settings[:1])
             if not settings or s in settings
         ]
-        done = {(row.id, s): {e.seed for e in ledger.of_row(entries, row, s)} for row, s in wanted}
+        done = {
+            (row.id, s): {e.seed for e in results_file.of_row(entries, row, s)} for row, s in wanted
+        }
         jobs = [Job(row, setting, seed) for seed in range(seeds) for row, setting in wanted]
         return [job for job in jobs[part] if job.seed not in done[job.row.id, job.setting]]
 
@@ -205,8 +207,8 @@ class Runner:
     def _alone(
         self, job: Job, outcome: Outcome, after: Callable[[Entry], None], place: str
     ) -> Path:
-        folder, entries = self.runs / job.folder, ledger.read(self.results)
-        known = {entry.seed for entry in ledger.of_row(entries, job.row, job.setting)}
+        folder, entries = self.runs / job.folder, results_file.read(self.results)
+        known = {entry.seed for entry in results_file.of_row(entries, job.row, job.setting)}
         if files.finished(folder) and job.seed in known:
             return folder
         self.say(f"{place}{job}")
@@ -229,7 +231,7 @@ class Runner:
                 device=self.device,
                 root=self.root,
             )
-            ledger.append(self.results, entry)
+            results_file.append(self.results, entry)
             outcome.done.append(entry)
             after(entry)
         return folder

@@ -15,8 +15,8 @@ from sfumato.data.subset import PAPER as SUBSETS
 from sfumato.errors import UserError
 from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe
-from sfumato.reproduce import ledger
-from sfumato.reproduce.ledger import Entry
+from sfumato.reproduce import results_file
+from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import PLD, Paper, Row, Setting
 from sfumato.reproduce.rows import PAPERS
 from sfumato.training.files import write_whole
@@ -92,7 +92,7 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
     """
     from sfumato.reproduce import figures, pareto
 
-    entries = ledger.read(results)
+    entries = results_file.read(results)
     check_own(out)
     index = out / "README.md"
     out.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,9 @@ def _index(entries: Sequence[Entry], front: str) -> str:
 
 def _state(row: Row, entries: Sequence[Entry]) -> str:
     """`not run`, `open` (no number to reach), `reached` in some setting, or `missed`."""
-    found = [s for setting in row.settings if (s := summary(ledger.of_row(entries, row, setting)))]
+    found = [
+        s for setting in row.settings if (s := summary(results_file.of_row(entries, row, setting)))
+    ]
     if not found:
         return "not run"
     if row.published is None:
@@ -172,7 +174,9 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
             if picture.source == source:
                 lines += [f"![{picture.caption}]({picture.file})", "", f"*{picture.caption}*", ""]
     stale = len(own) - sum(
-        len(ledger.of_row(own, row, setting)) for row in paper.rows for setting in row.settings
+        len(results_file.of_row(own, row, setting))
+        for row in paper.rows
+        for setting in row.settings
     )
     if stale:
         what = "1 result" if stale == 1 else f"{stale} results"
@@ -185,7 +189,7 @@ def _inside(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     found: list[tuple[str, dict[str, float]]] = []
     for row in rows:
         for setting in row.settings:
-            runs = [e for e in ledger.of_row(entries, row, setting) if e.measures]
+            runs = [e for e in results_file.of_row(entries, row, setting) if e.measures]
             if runs:
                 keys = dict.fromkeys(key for e in runs for key in e.measures)
                 middle = {
@@ -210,7 +214,7 @@ def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     for row in rows:
         said = (*PLD, "privacy.tuned")
         more = {key: value for key, value in row.best.items() if key not in said}
-        if more and "best" in row.settings[1:] and ledger.of_row(entries, row, "best"):
+        if more and "best" in row.settings[1:] and results_file.of_row(entries, row, "best"):
             words = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in more.items())
             if tuned := row.best.get("privacy.tuned"):
                 words += f"; chosen by {tuned}"
@@ -226,7 +230,7 @@ def _answers(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     lines = []
     for other in (row for paper in PAPERS for row in paper.rows if row.answers):
         names = [row.name for row in rows if row.id in other.answers]
-        if names and (ours := summary(ledger.of_row(entries, other, other.settings[0]))):
+        if names and (ours := summary(results_file.of_row(entries, other, other.settings[0]))):
             lines.append(
                 f"- In place of {', '.join(names)}: [{other.name}]({other.paper}.md) has "
                 f"{ours.median:.2f} ({other.source})."
@@ -253,12 +257,12 @@ def _lines(row: Row, entries: Sequence[Entry]) -> list[str]:
     printed = "–" if row.published is None else f"{row.published:g}"
     found = []
     for setting in row.settings:
-        ours = summary(ledger.of_row(entries, row, setting))
+        ours = summary(results_file.of_row(entries, row, setting))
         if ours is None:
             continue
         seeds = sorted(ours.accuracies)
         words = WORDS[setting] if recipe.privacy.enabled else "not private"
-        images = min(e.examples for e in ledger.of_row(entries, row, setting))
+        images = min(e.examples for e in results_file.of_row(entries, row, setting))
         if 0 < images < 0.99 * _whole(recipe):
             words += f", on {images} images"
         cells = (

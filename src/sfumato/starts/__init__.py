@@ -1,6 +1,6 @@
 """Weights that come with sfumato, to start from: `NAME/MODEL.safetensors`.
 
-None of them has seen an image of the world, see `sfumato.training.prior`.
+None of them has seen an image of the world, see `sfumato.training.initial.prior`.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sfumato import jsonlines
 from sfumato.errors import UserError
+from sfumato.io import json_lines
 from sfumato.training.files import write_whole
 
 KEEP = 2
@@ -98,7 +98,7 @@ def read(path: Path) -> Checkpoint | None:
         numbers = metadata["numbers"]
         if metadata["digest"] != _digest(tensors, numbers):
             return None
-        content = jsonlines.parse(numbers)
+        content = json_lines.parse(numbers)
         step = content.pop("step")
         return Checkpoint(step, tensors, content) if isinstance(step, int) and step >= 0 else None
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError):

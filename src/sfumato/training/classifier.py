@@ -22,9 +22,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sfumato import jsonlines, models
-from sfumato.data.test_time import CHOICES, averaged
+from sfumato import models
+from sfumato.data.prediction_views import CHOICES, averaged
 from sfumato.errors import CodeError, UserError
+from sfumato.io import json_lines
 from sfumato.training.files import WEIGHTS, trust, write_whole
 
 FORMAT = "sfumato-1"
@@ -59,7 +60,7 @@ class Description:
         mean: Subtracted from images on the [0, 1] scale, per channel.
         std: Divides them, per channel.
         guarantee: Epsilon, delta and what they rest on, or `{"private": false}`.
-        test_views: What predictions are averaged over (`sfumato.data.test_time`).
+        test_views: What predictions are averaged over (`sfumato.data.prediction_views`).
         bits: Bits that count in 16-bit images.
     """
 
@@ -188,7 +189,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if FORMAT not in metadata:
         raise UserError(f"{path} was not written by sfumato: it does not say what model it is of.")
     try:
-        content = dict(jsonlines.parse(metadata[FORMAT]))
+        content = dict(json_lines.parse(metadata[FORMAT]))
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
     if content.get(TENSORS) not in (None, _digest(tensors)):

@@ -10,7 +10,7 @@ from torch import nn
 
 from sfumato.data.locate import cache_folder
 from sfumato.errors import UserError
-from sfumato.privacy import layout
+from sfumato.privacy.checks import memory_format
 
 
 def keep_compiled() -> None:
@@ -37,7 +37,7 @@ def memory_order(
         device: Where it runs.
         say: Is told if it has to be the other order.
     """
-    fault = layout.fault(model, torch.zeros(1, *shape, device=device))
+    fault = memory_format.fault(model, torch.zeros(1, *shape, device=device))
     if not fault:
         return torch.channels_last
     say(f"{fault} Training in the usual order, which may be slower.")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data import ImageStore
-from sfumato.data.test_time import averaged
+from sfumato.data.prediction_views import averaged
 
 _AT_ONCE = 512
 
@@ -23,7 +23,7 @@ def evaluate(
     Args:
         model: From normalised images to logits.
         store: The images.
-        test_views: What outputs are averaged over (`sfumato.data.test_time`).
+        test_views: What outputs are averaged over (`sfumato.data.prediction_views`).
     """
 
     def outputs() -> Iterator[tuple[Tensor, Tensor]]:

@@ -21,7 +21,7 @@ from sfumato.data.views import ViewParameters
 from sfumato.errors import UserError
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import PrivateGradients
-from sfumato.privacy.randomness import Randomness
+from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.sampling import physical_batches
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
@@ -36,8 +36,8 @@ from sfumato.training import (
 )
 from sfumato.training.averaging import Average
 from sfumato.training.evaluation import evaluate, evaluate_rows
-from sfumato.training.features import frozen_features
 from sfumato.training.files import CHECKPOINTS, without_clock
+from sfumato.training.initial.frozen_features import frozen_features
 from sfumato.training.interrupt import StopRequest
 from sfumato.training.metrics import MANY, Metrics, coarse
 from sfumato.training.reporter import Progress, Reporter

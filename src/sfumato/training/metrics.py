@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sfumato import jsonlines
+from sfumato.io import json_lines
 from sfumato.training.files import write_whole
 
 MANY = 100
@@ -92,7 +92,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            record = jsonlines.parse(line)
+            record = json_lines.parse(line)
         except ValueError:
             continue
         if _is_record(record):

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 
 from sfumato.pictures import curves
-from sfumato.privacy import accounting
-from sfumato.privacy.accounting import Step, merge
-from sfumato.privacy.composition import Exposure
+from sfumato.privacy.accounting import accountants
+from sfumato.privacy.accounting.accountants import Step, merge
+from sfumato.privacy.accounting.composition import Exposure
 from sfumato.privacy.run_statement import Facts, statement
 from sfumato.text import words_in_markdown
-from sfumato.training import files, fill, schedules, start
+from sfumato.training import files, schedules
 from sfumato.training.classifier import Description, save_weights
-from sfumato.training.images import split_in_words
+from sfumato.training.initial import parameters, start
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import MANY, coarse
+from sfumato.training.recipe_data import split_in_words
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def release(loop: Loop) -> Result:
     p = recipe.privacy
     history = [*loop.plan.before, *ledger.history()] if p.enabled else []
     spent = {
-        name: accounting.epsilon(history, delta=p.delta, accountant=name)
+        name: accountants.epsilon(history, delta=p.delta, accountant=name)
         for name in ("pld", "rdp")
         if p.enabled
     }
@@ -176,7 +177,7 @@ def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
         validation=len(d.validation) if d.validation is not None else 0,
         data=words_in_markdown(recipe.data.name),
         public=recipe.data.public,
-        start=words_in_markdown(" ".join([origin.words, fill.frozen(loop.model)])),
+        start=words_in_markdown(" ".join([origin.words, parameters.frozen(loop.model)])),
         exposures=tuple(replace(e, data=words_in_markdown(e.data)) for e in origin.exposures),
         before=origin.before,
         before_epsilon=start.spent(recipe, origin),

@@ -17,16 +17,17 @@ from sfumato.data import Dataset
 from sfumato.data.adapt import adapt
 from sfumato.errors import UserError
 from sfumato.models import Trust
-from sfumato.privacy.composition import steps_to_list
+from sfumato.privacy.accounting.composition import steps_to_list
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.randomness import SOURCE, Randomness
+from sfumato.privacy.numerics.randomness import SOURCE, Randomness
 from sfumato.recipe import Recipe, differences, from_record, loads
-from sfumato.training import checkpoint, devices, files, fill, prior, setup, snapshots, start
-from sfumato.training.images import dataset_of
+from sfumato.training import checkpoint, devices, files, setup, snapshots
+from sfumato.training.initial import parameters, prior, start
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
 from sfumato.training.physical import ROWS, physical_batch
+from sfumato.training.recipe_data import dataset_of
 from sfumato.training.release import Result, release
 from sfumato.training.reporter import Reporter, Silent
 
@@ -71,10 +72,10 @@ def train(
     randomness = Randomness.fresh() if seed is None else origin.seeded_randomness(seed)
     model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
     if donor:
-        words = fill.describe(model, donor, recipe.start, classes=len(dataset.classes))
+        words = parameters.describe(model, donor, recipe.start, classes=len(dataset.classes))
         origin = replace(origin, words=words)
     remarks = setup.check_methods(recipe, plan, dataset, model)
-    for remark in (*remarks, *fill.remarks(recipe, origin, model)):
+    for remark in (*remarks, *parameters.remarks(recipe, origin, model)):
         reporter.say(remark)
     views = recipe.training.views + recipe.training.self_mix
     physical = recipe.training.physical_batch or physical_batch(

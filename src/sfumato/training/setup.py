@@ -12,10 +12,11 @@ from sfumato import models
 from sfumato.data import Dataset, Views
 from sfumato.data import augment as augmentations
 from sfumato.errors import UserError
-from sfumato.privacy import varying
-from sfumato.privacy.accounting import AccountantName, Step, epsilon
+from sfumato.privacy.accounting import noise_schedule
+from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon
+from sfumato.privacy.accounting.calibration import check_delta, noise_multiplier_for, steps_for
+from sfumato.privacy.accounting.composition import curve_after, noise_multiplier_after, steps_after
 from sfumato.privacy.adaptive import AdaptiveQuantile
-from sfumato.privacy.calibration import check_delta, noise_multiplier_for, steps_for
 from sfumato.privacy.clipping import (
     Automatic,
     ClippingRule,
@@ -24,15 +25,15 @@ from sfumato.privacy.clipping import (
     Normalised,
     Unclipped,
 )
-from sfumato.privacy.composition import curve_after, noise_multiplier_after, steps_after
 from sfumato.privacy.noise import GaussianNoise
-from sfumato.privacy.randomness import Randomness
+from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.privacy.statement import delta_warning
 from sfumato.recipe import Recipe
 from sfumato.settings import Augment, Privacy, Training
-from sfumato.training import fill, schedules
-from sfumato.training.start import Donor
+from sfumato.training import schedules
+from sfumato.training.initial import parameters
+from sfumato.training.initial.start import Donor
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Plan:
     steps: int
     asked: int
     before: tuple[Step, ...] = ()
-    schedule: varying.NoiseSchedule | None = None
+    schedule: noise_schedule.NoiseSchedule | None = None
     clip_decay: float = 1.0
 
     @property
@@ -91,7 +92,7 @@ class Plan:
         name = cast(AccountantName, accountant)
         if self.schedule is None:
             return curve_after(self.before, self.event, counts, delta=delta, accountant=name)
-        return varying.curve(
+        return noise_schedule.curve(
             self.schedule,
             counts,
             delta=delta,
@@ -184,16 +185,16 @@ def _plan_varying(
     p: Privacy, sampler: PoissonSampler, asked: int, before: tuple[Step, ...]
 ) -> Plan:
     """The plan of a run whose noise multiplier changes over time."""
-    course = varying.decaying(asked, p.noise_decay)
+    course = noise_schedule.decaying(asked, p.noise_decay)
     q, name = sampler.rate, cast(AccountantName, p.accountant)
     steps = asked
     if p.noise_multiplier is None:
-        schedule = varying.calibrated(
+        schedule = noise_schedule.calibrated(
             course, epsilon=p.epsilon, delta=p.delta, q=q, before=before, accountant=name
         )
     else:
         schedule = course.scaled(p.noise_multiplier / course.multipliers[0])
-        steps = varying.affordable(
+        steps = noise_schedule.affordable(
             schedule, epsilon=p.epsilon, delta=p.delta, q=q, before=before, accountant=name
         )
     rule = clipping_rule(p, sampler.batch, max(schedule.multipliers))
@@ -314,9 +315,9 @@ def build_model(
         )
     if donor is not None:
         classes = len(dataset.classes)
-        fill.fill(model, donor, recipe.start, classes=classes, randomness=randomness)
-    fill.freeze(model, recipe.start)
-    fill.zero(model, recipe.start)
+        parameters.fill(model, donor, recipe.start, classes=classes, randomness=randomness)
+    parameters.freeze(model, recipe.start)
+    parameters.zero(model, recipe.start)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"Model '{recipe.model.name}' has no parameter to train.")
     probe = torch.zeros(2, dataset.channels, *dataset.size)

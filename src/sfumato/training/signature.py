@@ -15,8 +15,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato import jsonlines, newfile
 from sfumato.errors import UserError
+from sfumato.io import json_lines, new_file
 from sfumato.training import files
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def new_key(path: Path) -> Path:
 
     public = path.with_name(f"{path.name}.pub")
     for file in (path, public):
-        newfile.check(file, option="--new-key")
+        new_file.check(file, option="--new-key")
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM,
@@ -90,7 +90,7 @@ def sign(folder: Path, key: Path) -> Path:
         "sha256": digests,
         "signature": base64.b64encode(private.sign(_message(digests))).decode(),
     }
-    with newfile.writing(path, option="folder") as file:
+    with new_file.writing(path, option="folder") as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
     return path
 
@@ -137,7 +137,7 @@ def _read(path: Path) -> tuple[dict[str, str], bytes]:
     if not path.is_file():
         raise BadSignature(f"{path.parent} is not signed: it holds no {path.name}.")
     try:
-        content: Any = jsonlines.parse(path.read_bytes())
+        content: Any = json_lines.parse(path.read_bytes())
         digests, text = content["sha256"], content["signature"]
         if set(digests) != set(COVERED) or not all(isinstance(d, str) for d in digests.values()):
             raise ValueError(f"it is not about {', '.join(COVERED)}")

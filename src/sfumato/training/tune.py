@@ -14,16 +14,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
-from sfumato import jsonlines
 from sfumato.errors import UserError
-from sfumato.locking import InUse, alone
-from sfumato.privacy.accounting import AccountantName, Step, epsilon
+from sfumato.io import json_lines
+from sfumato.io.locks import InUse, alone
+from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon
 from sfumato.recipe import Recipe, differences
-from sfumato.training import files, metrics, prior, setup, start
-from sfumato.training.images import dataset_of
+from sfumato.training import files, metrics, setup
+from sfumato.training.initial import prior, start
+from sfumato.training.proposals import Choice, Range, Trial, corners, proposals
+from sfumato.training.recipe_data import dataset_of
 from sfumato.training.reporter import Reporter, Silent
 from sfumato.training.run import resume, train
-from sfumato.training.trials import Choice, Range, Trial, corners, proposals
 from sfumato.training.trouble import Diverged
 
 TRIALS = "trials.jsonl"
@@ -142,7 +143,7 @@ def tune(
                 if any(trial.settings == settings for trial in _read(out)):
                     continue
                 trial = _run(chosen, settings, where, root, device, trust_code, watch)
-                jsonlines.append(out / TRIALS, json.dumps(asdict(trial)))
+                json_lines.append(out / TRIALS, json.dumps(asdict(trial)))
         except InUse:
             elsewhere(where.name)
             continue
@@ -194,7 +195,7 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
             out.mkdir(parents=True, exist_ok=True)
             files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
     try:
-        before = jsonlines.parse((out / ASKED).read_bytes())
+        before = json_lines.parse((out / ASKED).read_bytes())
     except ValueError as reason:
         raise UserError(f"{out / ASKED} is damaged ({reason}): choose another --out.") from None
     if not isinstance(before, dict):
@@ -212,9 +213,9 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
 def _read(out: Path) -> list[Trial]:
     """What was written down, by this process or others."""
     path = out / TRIALS
-    lines = jsonlines.read(path) if path.is_file() else []
+    lines = json_lines.read(path) if path.is_file() else []
     try:
-        return [Trial.from_dict(jsonlines.parse(line)) for _, line in lines]
+        return [Trial.from_dict(json_lines.parse(line)) for _, line in lines]
     except (ValueError, TypeError) as reason:
         raise UserError(
             f"{path} is damaged ({reason}): remove the line that is no JSON; the run that it was "

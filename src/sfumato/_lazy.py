@@ -1,0 +1,28 @@
+"""Public names of a package that are imported on first use, and listed by `dir()` all the same."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose names are imported on first use.
+
+    Args:
+        package: The package's `__name__`.
+        homes: Each public name, with the module below the package that defines it; an empty
+            string for a name that is such a module itself.
+    """
+
+    def attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not homes[name]:
+            return importlib.import_module(f"{package}.{name}")
+        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+
+    return attribute, lambda: sorted(homes)

@@ -1,0 +1,1 @@
+"""Files: new ones, JSON lines, and locks."""

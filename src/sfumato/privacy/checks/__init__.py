@@ -1,0 +1,1 @@
+"""Checks of a model before its first batch and while it trains."""

@@ -1,0 +1,80 @@
+"""How far per-example gradients are from those of the reference, and how far they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from sfumato.privacy.engines.results import Gradients
+
+
+def tolerance(dtype: torch.dtype, *, confirmed: bool = False) -> float:
+    """Relative error of a gradient that rounding alone may cause.
+
+    In float32 a few activations on the other side of a kink are enough for a per cent. In float64
+    hardly any are, so what agreed there (`confirmed`) is only to be right by and large here.
+    """
+    if dtype == torch.float64:
+        return 1e-7
+    loose = 2e-2 if dtype == torch.float32 else 2e-1
+    return 5 * loose if confirmed else loose
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Relative difference that rounding alone may make between one row in batches of two sizes.
+
+    It holds for outputs; gradients may differ by more where an activation lies at a kink.
+    """
+    return {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 4 * torch.finfo(dtype).eps)
+
+
+def errors(ours: Gradients, reference: Gradients) -> dict[str, float]:
+    """Largest error over examples of each parameter's gradient, relative to that gradient.
+
+    Gradients much smaller than an example's whole gradient are measured against a fraction of the
+    whole, since many that should vanish are pure rounding.
+    """
+    found = {name: 0.0 for name in ours.names}
+    if ours.losses.shape[0] == 0:
+        return found
+    whole = reference.squared_norms().sum(1).sqrt()
+    for name, a, b in zip(ours.names, ours.tensors, reference.tensors, strict=True):
+        if b is None and a is None:
+            continue
+        b = torch.zeros_like(a) if b is None else b  # type: ignore[arg-type]
+        fraction = 1e-3 if b.dtype == torch.float64 else 1e-2
+        own = torch.linalg.vector_norm(_rows(b), dim=1)
+        scale = torch.maximum(own, fraction * whole.to(own.dtype)).clamp_min(1e-30)
+        difference = b if a is None else a.to(b.dtype) - b
+        error = torch.linalg.vector_norm(_rows(difference), dim=1) / scale
+        found[name] = float(error.max()) if bool(torch.isfinite(error).all()) else float("inf")
+    return found
+
+
+def bookkeeping_error(ours: Gradients, reference: Gradients) -> float:
+    """How far norms and a weighted sum are off, which parts that are not written out have apart."""
+    if all(part is None or isinstance(part, Tensor) for part in ours.parts):
+        return 0.0
+    a, b = (g.squared_norms().sum(1).sqrt() for g in (ours, reference))
+    worst = float(((a - b).abs() / b.clamp_min(1e-30)).max())
+    weights = torch.linspace(0.5, 1.0, len(b), dtype=b.dtype, device=b.device).unsqueeze(1)
+    sums = [torch.cat([t.flatten().double() for t in g.weighted_sum(weights)])
+            for g in (ours, reference)]  # fmt: skip
+    return max(worst, float((sums[0] - sums[1]).norm() / sums[1].norm().clamp_min(1e-30)))
+
+
+def _rows(t: Tensor) -> Tensor:
+    return t.reshape(t.shape[0], -1)
+
+
+def picked(gradients: Gradients, picks: Iterable[int]) -> Gradients:
+    """The gradients of some of the examples."""
+    index = list(picks)
+    tensors = [None if t is None else t[index] for t in gradients.tensors]
+    outputs = gradients.outputs
+    if outputs is not None:
+        views = outputs.shape[0] // max(1, len(gradients.losses))
+        outputs = outputs[[i * views + view for i in index for view in range(views)]]
+    return Gradients(gradients.names, gradients.shapes, tensors, gradients.losses[index], outputs)

@@ -1,0 +1,140 @@
+"""Whether the compiled pass fits a model: it is tried on random inputs before it is used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sfumato.privacy.checks.isolation import LOOSE, out_of_memory, without
+from sfumato.privacy.checks.mixing_layer import distance
+from sfumato.privacy.checks.model_state import undisturbed
+from sfumato.privacy.checks.model_under_test import Draws, is_random, without_zeros
+from sfumato.privacy.engines.compiled import Compiled, Fused, NotCompiled
+from sfumato.privacy.engines.cuda_graphs import SETTLED
+from sfumato.privacy.engines.results import Gradients
+from sfumato.privacy.numerics.precision import any_algorithm
+
+if TYPE_CHECKING:
+    from sfumato.privacy.engines.layered import Layered
+
+_TOO_MUCH = 1 + 1e-4
+"""Norms are rounded up by more than what is added is rounded off."""
+
+_TOO_LITTLE = 1.3
+"""Ghost norms of standardised filters are too long by a small part."""
+
+
+def compiled_pass(engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype) -> Compiled | None:
+    """The compiled pass for batches like this one, or None where it does not fit the model.
+
+    It is compared, on random inputs, with the layered pass that was compared with the reference:
+    in float32 up to rounding, in a narrower precision up to what autocast costs there. What an
+    example adds must not be longer than its norm says. An example that turns into NaN must not
+    move the norm or the loss of any other. Parameters that are zero have other values meanwhile:
+    behind them there would be nothing to compare.
+    """
+    try:
+        with undisturbed(engine.model), without_zeros(engine.model):
+            with any_algorithm():
+                compiled = Compiled(engine, x, y.shape[0], precision)
+                draws = Draws.for_model(engine.model, engine.loss, x, y)
+                if is_random(engine.model, draws.x(3)):
+                    raise NotCompiled("the model draws random numbers")
+            _compare(compiled, engine, draws.x(x.shape[0]), draws.y(y.shape[0]), precision)
+        compiled.forget()  # The zeros are back.
+        if x.is_cuda:
+            # What stays is allocated from here on, and must not lie among what was only compared.
+            torch.cuda.empty_cache()
+    except Exception as reason:
+        if out_of_memory(reason):
+            raise
+        engine.passed_over["compiled"] = (str(reason).splitlines() or [type(reason).__name__])[0]
+        return None
+    return compiled
+
+
+def _compare(
+    compiled: Compiled, engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype
+) -> None:
+    """Raise `NotCompiled` if the passes differ in the first and the last examples.
+
+    On a CUDA device it is the captured graphs that are compared, not what they were captured from.
+
+    Guarantee: An example that is looked at adds no more than its norm says, in whatever precision.
+    """
+    few = min(4, y.shape[0])
+    picks = sorted({*range(few), *range(y.shape[0] - few, y.shape[0])})
+    rows = [i * engine.views + view for i in picks for view in range(engine.views)]
+    for _ in range(SETTLED if x.is_cuda else 1):
+        ours = compiled(x, y)
+        norms, losses = ours.squared_norms().clone(), ours.losses.clone()
+        _sum_of(picks, ours)
+    _check_lengths(ours, norms, picks)
+    with any_algorithm():
+        reference = engine._run("layers", x[rows], y[picks])
+    found = _apart(ours, picks, reference)
+    allowed = 2e-2, 1e-1
+    if precision != torch.float32:
+        with any_algorithm(), torch.autocast(x.device.type, precision):
+            narrow = engine._run("layers", x[rows], y[picks])
+        usual = _apart(narrow, range(len(picks)), reference)
+        # One example alone may be far off: a network that is sure of it has small differences left.
+        allowed = max(5e-2, 2 * usual[0]), max(3e-1, 3 * usual[1])
+    if not (found[0] <= allowed[0] and found[1] <= allowed[1]):
+        raise NotCompiled(
+            f"it differs from the layered pass by {found[0]:.1e}, for one example by "
+            f"{found[1]:.1e}, where {allowed[0]:.1e} and {allowed[1]:.1e} are usual"
+        )
+    middle = y.shape[0] // 2
+    changed = x.clone()
+    changed[middle * engine.views : (middle + 1) * engine.views] = float("nan")
+    after = compiled(changed, y)
+    others = without(y.shape[0], middle).to(x.device)
+    moved = max(
+        distance(norms[others], after.squared_norms()[others]),
+        distance(losses[others], after.losses[others]),
+    )
+    if moved > LOOSE.get(precision, 1e-2):
+        raise NotCompiled(f"changing one example moves the gradients of others by {moved:.1e}")
+
+
+def _sum_of(picks: Iterable[int], found: Gradients | Fused) -> list[Tensor]:
+    """The sum of some examples' gradients, as they are."""
+    weights = torch.zeros(len(found.losses), 1, device=found.losses.device, dtype=torch.float64)
+    weights[list(picks)] = 1
+    return found.weighted_sum(weights)
+
+
+def _check_lengths(ours: Fused, squared: Tensor, picks: Iterable[int]) -> None:
+    """Raise `NotCompiled` where an example adds more than its norm says, or far less."""
+    lengths = squared.sum(1).sqrt()
+    least = 1e-6 * float(lengths.max())
+    for i in picks:
+        added, said = _length(_sum_of([i], ours)), float(lengths[i])
+        if not (added <= _TOO_MUCH * said + least and said <= _TOO_LITTLE * added + least):
+            raise NotCompiled(f"an example of norm {said:.4g} adds {added:.4g} to the sum")
+
+
+def _apart(ours: Gradients | Fused, picks: Sequence[int], wanted: Gradients) -> tuple[float, float]:
+    """How far the sum of the picked examples is off, and the worst of them alone.
+
+    `wanted` has these examples and no others; distances are relative to it.
+    """
+
+    def pair(mine: Sequence[int], theirs: Sequence[int]) -> tuple[float, float]:
+        a, b = _sum_of(mine, ours), _sum_of(theirs, wanted)
+        return _length([s - t for s, t in zip(a, b, strict=True)]), _length(b)
+
+    off, whole = pair(picks, range(len(picks)))
+    alone = [pair([mine], [theirs]) for theirs, mine in enumerate(picks)]
+    least = max(1e-30, 1e-2 * max(length for _, length in alone))
+    return off / max(whole, 1e-30), max(off / max(length, least) for off, length in alone)
+
+
+def _length(gradient: list[Tensor]) -> float:
+    """The norm of a gradient, which may be NaN."""
+    return math.sqrt(sum(float(part.double().square().sum()) for part in gradient))

@@ -1,0 +1,168 @@
+"""Can one example reach another? Change one, and look at everything that belongs to the others.
+
+Works on the plain model, forward and backward, without any of the engine's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.privacy.checks.mixing_layer import culprit, distance
+from sfumato.privacy.checks.model_state import PROBE_SEED, Snapshot, seed
+from sfumato.privacy.checks.random_inputs import replacement
+
+LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
+"""How far rounding alone may move a result, where running twice does not give the same bits."""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Tell whether memory was short: not a fault of the model, and a smaller batch may do."""
+    words = ("not enough memory", "allocate memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words)
+
+
+def without(rows: int, j: int) -> Tensor:
+    """The positions of all rows but j."""
+    return torch.arange(rows) != j
+
+
+@dataclass
+class Seen:
+    """What one forward and backward pass of the plain model showed."""
+
+    outputs: Tensor
+    input_gradients: Tensor | None
+    state: Snapshot
+
+
+Losses = Callable[[Tensor], Tensor]
+"""From outputs to one loss per row, targets included."""
+
+
+def look(model: nn.Module, x: Tensor, losses: Losses | None, *, at: int = PROBE_SEED) -> Seen:
+    """Run the model from a fixed random state, with the gradient of the summed loss if asked.
+
+    The model's state is put back afterwards.
+    """
+    before = Snapshot(model)
+    seed(model, at)
+    gradients: Tensor | None = None
+    try:
+        with torch.set_grad_enabled(losses is not None):
+            leaf = x.clone()
+            if losses is not None and x.is_floating_point():
+                leaf.requires_grad_()
+            # A model may change its input in place, which autograd forbids on a leaf.
+            out = model(leaf * 1 if leaf.requires_grad else leaf)
+            if losses is not None and leaf.requires_grad and out.requires_grad:
+                total = losses(out).sum()
+                (gradients,) = torch.autograd.grad(total, [leaf], allow_unused=True)
+        after = Snapshot(model)
+    finally:
+        before.put_back()
+    return Seen(out.detach() if isinstance(out, Tensor) else out, gradients, after)
+
+
+def shape_complaint(outputs: object, rows: int) -> str | None:
+    """A sentence about outputs that are not one row per example, or None."""
+    if isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[0] == rows:
+        return None
+    said = f"for a batch of {rows} the model returns"
+    if not isinstance(outputs, Tensor):
+        kind = type(outputs).__name__
+        return f"{said} a {kind}: wrap it in a module that returns one tensor, such as the logits"
+    wrong = f"{said} {tuple(outputs.shape)}, not one row of outputs per example"
+    if rows > 1:
+        return wrong
+    return f"{wrong}: if it uses squeeze(), name what to drop, as in squeeze(1) or flatten(1)"
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """One example reached another.
+
+    Attributes:
+        what: What moved: 'outputs', 'gradients', or the model's 'state'.
+        how: A sentence.
+        amount: How far, relative to the largest value; NaN where that has no meaning.
+        where: The layer, where it was found.
+    """
+
+    what: str
+    how: str
+    amount: float
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.how}" if self.where else self.how
+
+
+def how_examples_mix(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    changes: Iterable[tuple[int, str]],
+    losses: Losses | None = None,
+    at: int = PROBE_SEED,
+) -> Mixing | None:
+    """Run the model with one example changed at a time and compare all that is not that example's.
+
+    Args:
+        model: The model, in the mode in which it will run.
+        x: Random inputs.
+        changes: Which row to change, and into what (one of `KINDS`).
+        losses: Given, gradients with respect to the inputs are compared too.
+        at: Seed of the model's own random numbers.
+
+    Returns:
+        How one example reached another, or None.
+    """
+    rows = x.shape[0]
+    baseline = look(model, x, losses, at=at)
+    if complaint := shape_complaint(baseline.outputs, rows):
+        return Mixing("outputs", complaint, float("nan"))
+    tolerance: float | None = None
+    for j, kind in changes:
+        changed = replacement(x, j, kind)
+        try:
+            seen = look(model, changed, losses, at=at)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            continue  # A model may refuse what its real inputs cannot be; that is no leak.
+        others = without(rows, j)
+        amount, what = _moved(baseline, seen, others)
+        if amount and tolerance is None:
+            again = look(model, x, losses, at=at)
+            exact = _moved(baseline, again, torch.ones(rows, dtype=torch.bool))[0] == 0
+            tolerance = 0.0 if exact else LOOSE.get(x.dtype, 1e-2)
+        if not amount <= (tolerance or 0.0):
+            where = culprit(
+                model,
+                lambda: look(model, x, losses, at=at),
+                lambda changed=changed: look(model, changed, losses, at=at),  # type: ignore[misc]
+                others,
+            )
+            by = "" if kind == "not finite" else f" by {amount:.1e}"
+            made = "making one example NaN" if kind == "not finite" else "changing one example"
+            return Mixing(what, f"{made} moves the {what} of the others{by}", amount, where)
+        if name := baseline.state.first_difference(seen.state):
+            how = f"the forward pass keeps what it has seen of the data in '{name}'"
+            return Mixing("state", how, float("nan"))
+    return None
+
+
+def _moved(baseline: Seen, seen: Seen, others: Tensor) -> tuple[float, str]:
+    if shape_complaint(seen.outputs, baseline.outputs.shape[0]):
+        return float("inf"), "outputs"
+    others = others.to(baseline.outputs.device)
+    amount = distance(baseline.outputs[others], seen.outputs[others])
+    if amount:
+        return amount, "outputs"
+    if baseline.input_gradients is None or seen.input_gradients is None:
+        return 0.0, ""
+    return distance(baseline.input_gradients[others], seen.input_gradients[others]), "gradients"

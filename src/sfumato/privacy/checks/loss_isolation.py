@@ -1,0 +1,121 @@
+"""The check of a loss by itself: change one target or output, and look at the other examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sfumato.errors import UserError
+from sfumato.privacy.checks.isolation import LOOSE, look, without
+from sfumato.privacy.checks.mixing_layer import distance
+from sfumato.privacy.checks.model_state import Snapshot, seed
+from sfumato.privacy.checks.model_under_test import Draws
+from sfumato.privacy.checks.random_inputs import random_rows
+from sfumato.privacy.engines.layered import Layered
+
+_SURE = 30.0
+"""An output that leaves no doubt about a class."""
+
+_TARGETS = (
+    "look for targets of shape (n,) beside outputs of shape (n, 1), which targets.view_as(outputs) "
+    "mends, and for class weights or means that are taken of the batch"
+)
+_OUTPUTS = "look for means, maxima or conditions that are taken of the whole batch"
+
+Seen = tuple[Tensor, Tensor]
+"""The loss of each row and its derivative by the outputs."""
+
+_KEEPS = (
+    "The loss keeps what it has seen in '{}', so that the loss of one example depends on others: "
+    "use one that keeps nothing."
+)
+
+
+def refuse_mixing_loss(engine: Layered, draws: Draws, rows: int) -> None:
+    """Change one row, in batches of 2, of 5 and of `rows`, and look at the losses of the others.
+
+    Targets are of all classes and of one class; outputs are the model's, and sure of one class.
+
+    Raises:
+        UserError: The loss of a row depends on another's target or output, or on what came before.
+    """
+    outputs = look(engine.model, draws.x(5), None).outputs
+    for size in sorted({2, 5, max(2, rows)}):
+        some = outputs[torch.arange(size, device=outputs.device) % 5]
+        if some.is_floating_point():
+            some = some + 0.1 * random_rows(some, size) * some.abs().mean()
+        y = draws.y(size)
+        _refuse(engine, some, y, targets=True)
+        _refuse(engine, some, y[:1].expand_as(y).clone(), targets=True, other=y)
+        _refuse(engine, some, y, targets=False)
+
+
+def _refuse(
+    engine: Layered, outputs: Tensor, y: Tensor, *, targets: bool, other: Tensor | None = None
+) -> None:
+    try:
+        (before, kept), (again, _) = (_seen(engine, outputs, y) for _ in range(2))
+    except UserError:
+        raise
+    except Exception:
+        return  # What is wrong with it is said where it is used.
+    if before[0].shape != y.shape[:1]:
+        return
+    exact = all(torch.equal(a, b) for a, b in zip(before, again, strict=True))
+    changes = _other_targets(y, y if other is None else other) if targets else _sure(outputs)
+    for j, changed in changes:
+        try:
+            after, also = _seen(engine, *((outputs, changed) if targets else (changed, y)))
+        except UserError:
+            raise
+        except Exception:
+            continue  # A loss may refuse outputs that a model of its own kind never returns.
+        if name := kept.first_difference(also):
+            raise UserError(_KEEPS.format(name))
+        others = without(len(y), j).to(outputs.device)
+        moved = max(distance(a[others], b[others]) for a, b in zip(before, after, strict=True))
+        if moved > (0.0 if exact else LOOSE.get(outputs.dtype, 1e-2)):
+            what, hint = ("target", _TARGETS) if targets else ("output", _OUTPUTS)
+            raise UserError(
+                f"The loss of one example moves with the {what} of another by {moved:.1e}, so this "
+                f"cannot be trained with differential privacy: {hint}."
+            )
+
+
+def _other_targets(y: Tensor, other: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Another example's target for the first and for the last example."""
+    for j in sorted({0, len(y) - 1}):
+        found = next((row for row in other if not torch.equal(row, y[j])), None)
+        if found is not None:
+            changed = y.clone()
+            changed[j] = found
+            yield j, changed
+
+
+def _sure(outputs: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Outputs that are sure of the first or of the last class, for the first and the last row."""
+    if not outputs.is_floating_point():
+        return
+    for j in sorted({0, len(outputs) - 1}):
+        for place in (0, -1):
+            changed = outputs.clone()
+            changed[j] = 0
+            changed[j].view(-1)[place] = _SURE
+            yield j, changed
+
+
+def _seen(engine: Layered, outputs: Tensor, targets: Tensor) -> tuple[Seen, Snapshot]:
+    """Run the loss from a fixed random state; returns also its own state, which is put back."""
+    state = Snapshot(engine.loss)
+    leaf = outputs.detach().clone().requires_grad_(outputs.is_floating_point())
+    seed(engine.model)
+    try:
+        with torch.enable_grad():
+            own = engine.loss(leaf, targets)
+            (slope,) = torch.autograd.grad(own.sum(), [leaf], allow_unused=True)
+        after = Snapshot(engine.loss)
+    finally:
+        state.put_back()
+    return (own.detach(), torch.zeros_like(leaf) if slope is None else slope), after

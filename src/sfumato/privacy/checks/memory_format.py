@@ -1,0 +1,78 @@
+"""The order in which images lie in memory: the fast one, unless it changes a model's gradients.
+
+It must not change them, but kernels have had faults: in PyTorch 2.11, for one, average pooling
+with padding on CUDA gives wrong gradients in `channels_last` (pytorch#188344), alone or in a batch,
+so that no comparison of examples can find it.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.privacy.checks.mixing_layer import distance
+from sfumato.privacy.checks.model_state import Still, undisturbed
+from sfumato.privacy.checks.model_under_test import copied, without_zeros
+from sfumato.privacy.checks.random_inputs import random_rows
+from sfumato.privacy.numerics.precision import any_algorithm, full_precision, widest
+
+_SUSPICIOUS = 1e-2
+"""A difference that rounding seldom makes. It is looked at again in float64, where rounding makes
+none, with random numbers held still."""
+
+
+def difference(model: nn.Module, like: Tensor) -> float:
+    """How far a model's gradients in channels_last are from those in the usual order.
+
+    Runs on random images and copies of the model.
+
+    Args:
+        model: The model, on its device; it is left as it was.
+        like: Images whose shape and type to use; their values are not.
+
+    Returns:
+        The largest difference, relative to the largest number of its gradient; 0 if it is no more
+        than rounding, or if the model cannot be run so.
+    """
+    found = 0.0
+    with undisturbed(model), full_precision(like.device), any_algorithm():
+        for dtype, still in ((like.dtype, False), (widest(like.device), True)):
+            try:
+                usual, last = (
+                    _gradients(model, like.to(dtype), order, still)
+                    for order in (torch.contiguous_format, torch.channels_last)
+                )
+            except Exception:  # Whether a model runs at all is for others to find out.
+                break
+            found = max((distance(a, b) for a, b in zip(usual, last, strict=True)), default=0.0)
+            if found <= _SUSPICIOUS:
+                return 0.0
+    return found
+
+
+def fault(model: nn.Module, like: Tensor) -> str:
+    """A sentence about a model whose gradients are others in channels_last, or nothing."""
+    if not (found := difference(model, like)):
+        return ""
+    return (
+        "In channels_last, the fast order of memory, the gradients of this model differ by up to "
+        f"{found:.0%}: one of its layers is wrong there, or PyTorch {torch.__version__} is."
+    )
+
+
+def _gradients(
+    model: nn.Module, like: Tensor, order: torch.memory_format, still: bool
+) -> list[Tensor]:
+    """The gradients of a random sum of outputs, for all parameters and for the images."""
+    model = copied(model).to(dtype=like.dtype).eval()
+    model.to(memory_format=order)  # type: ignore[call-overload]
+    images = random_rows(like, 2).contiguous(memory_format=order).requires_grad_()
+    with without_zeros(model), torch.enable_grad():
+        with Still() if still else nullcontext():  # type: ignore[no-untyped-call]
+            outputs = model(images)
+        weights = random_rows(outputs.detach(), len(outputs), seed=1)
+        wanted = [images, *(p for p in model.parameters() if p.requires_grad)]
+        found = torch.autograd.grad((outputs * weights).sum(), wanted, allow_unused=True)
+    return [grad for grad in found if grad is not None]

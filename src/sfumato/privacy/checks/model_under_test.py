@@ -1,0 +1,157 @@
+"""A model that is to be checked: inputs like its own, a copy, and ways to make it repeat itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
+
+from sfumato.errors import UserError
+from sfumato.privacy.checks.isolation import LOOSE, look, shape_complaint
+from sfumato.privacy.checks.mixing_layer import distance
+from sfumato.privacy.checks.model_state import PROBE_SEED, Still, undisturbed
+from sfumato.privacy.checks.random_inputs import random_rows, random_targets
+
+if TYPE_CHECKING:
+    from sfumato.privacy.engines.losses import Loss
+
+Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all"]
+"""How a model, which may draw random numbers, can be compared with itself."""
+
+
+@dataclass
+class Draws:
+    """Random inputs and targets like a model's real ones."""
+
+    like_x: Tensor
+    like_y: Tensor
+    outputs: Tensor
+    positive: bool
+    own_targets: bool
+
+    @classmethod
+    def for_model(cls, model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Draws:
+        """Find inputs on which the model is finite, and targets that the loss accepts.
+
+        Raises:
+            UserError: The model does not return one row of outputs per example.
+        """
+        outputs = look(model, random_rows(x, 3), None).outputs
+        if complaint := shape_complaint(outputs, 3):
+            raise UserError(f"This model cannot be trained: {complaint}.")
+        positive = False
+        if not bool(torch.isfinite(outputs).all()):
+            other = look(model, random_rows(x, 3, positive=True), None).outputs
+            positive = bool(torch.isfinite(other).all())
+        try:
+            loss(outputs, random_targets(y, outputs, 3))
+            own_targets = False
+        except Exception:
+            own_targets = True
+        return cls(x, y, outputs, positive, own_targets)
+
+    def x(self, rows: int) -> Tensor:
+        """Random inputs."""
+        return random_rows(self.like_x, rows, positive=self.positive)
+
+    def y(self, examples: int) -> Tensor:
+        """Random targets; given ones, repeated, only where the loss takes no random ones."""
+        if self.own_targets:
+            every = torch.arange(examples, device=self.like_y.device)
+            return self.like_y[every % self.like_y.shape[0]]
+        return random_targets(self.like_y, self.outputs, examples)
+
+
+class _Types(TorchFunctionMode):
+    """Notes the floating-point types of all results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation, and look at what it returns."""
+        out = func(*args, **(kwargs or {}))
+        leaves = tree_flatten(out)[0]
+        self.seen |= {t.dtype for t in leaves if isinstance(t, Tensor) and t.is_floating_point()}
+        return out
+
+
+def narrowest(model: nn.Module, x: Tensor) -> torch.dtype:
+    """The least precise floating-point type that the model holds or computes in."""
+    with undisturbed(model), torch.no_grad(), _Types() as types:
+        model(x.clone())
+    found = {*types.seen, *(p.dtype for p in model.parameters() if p.is_floating_point())}
+    some: list[torch.dtype] = list(found or {torch.float32})
+    return max(some, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def is_random(model: nn.Module, x: Tensor) -> bool:
+    """Whether the model's outputs depend on the random state."""
+    return distance(*(look(model, x, None, at=at).outputs for at in (1, 2))) > 0
+
+
+@contextmanager
+def without_zeros(model: nn.Module) -> Iterator[None]:
+    """Other values, for a while, in parameters that begin at zero and hide what is behind them."""
+    generator = torch.Generator().manual_seed(PROBE_SEED)
+    zeros = [p for p in model.parameters() if p.requires_grad and not bool(p.any())]
+    for p in zeros:
+        # `data`, so that it does not count as the model's own writing.
+        p.data.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    try:
+        yield
+    finally:
+        for p in zeros:
+            p.data.zero_()
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy of the model, with computed tensors that it holds (old weight norms) detached."""
+    memo: dict[int, object] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(model, memo)
+
+
+def how_to_compare(model: nn.Module, x: Tensor) -> Comparison:
+    """The mildest way in which the model repeats itself from different random states."""
+    ways: tuple[Comparison, ...] = ("as it is", "held still", "in evaluation mode")
+    for way in ways:
+        with held(model, way):
+            first, second = (look(model, x, None, at=at).outputs for at in (1, 2))
+        if distance(first, second) <= LOOSE.get(x.dtype, 1e-2):
+            return way
+    return "not at all"
+
+
+@contextmanager
+def held(model: nn.Module, comparison: Comparison) -> Iterator[None]:
+    """Hold random numbers still if need be; where that is not enough, run in evaluation mode."""
+    if comparison == "as it is":
+        yield
+        return
+    modes = {module: module.training for module in model.modules()}
+    try:
+        if comparison == "in evaluation mode":
+            model.eval()
+        with Still():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,51 @@
+"""Batches to look at, and which of their examples to change into what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.privacy.checks.random_inputs import IMAGE_KINDS, image_rows, random_rows
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One batch and its changes.
+
+    Attributes:
+        x: The batch.
+        changes: Rows to change, each with a kind of replacement (see `random_inputs`).
+    """
+
+    x: Tensor
+    changes: list[tuple[int, str]]
+
+
+def image_plans(like: Tensor) -> list[Plan]:
+    """Small batches of what real inputs may be and normally distributed ones are not.
+
+    Smooth images between 0 and 1, noise between 0 and 255, an image that is all white, a copy of
+    another, and examples that are all the same.
+    """
+    images = image_rows(like, 3)
+    plans = [Plan(images, list(enumerate(IMAGE_KINDS)))]
+    if like.is_floating_point():
+        whole = (255 * random_rows(like, 3, positive=True)).round()
+        plans += [Plan(_brightest_first(whole), [(0, "darker"), (1, "white")])]
+    plans += [Plan(images[:1].expand_as(images).clone(), [(1, "darker")])]
+    return plans
+
+
+def _brightest_first(x: Tensor) -> Tensor:
+    """The same rows, the first with the largest value of all."""
+    x = x.clone()
+    x[0] = torch.where(x[0] == x[0].max(), x.max(), x[0])
+    x[1:] = (0.9 * x[1:]).round()
+    return x
+
+
+def alike(x: Tensor) -> Tensor:
+    """Rows that are nearly the first."""
+    return (x[:1] + 0.1 * x) / 1.1 if x.is_floating_point() else x[:1].expand_as(x).clone()

@@ -1,0 +1,103 @@
+"""Layers, parameters and losses that cannot be trained soundly, refused by name with the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from sfumato.errors import UserError
+
+
+def _fix(module: nn.Module) -> str | None:
+    """What to do about a layer that mixes examples, or None for a sound one."""
+    kind = type(module).__name__
+    batch_norms = (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm)
+    instance_norms = nn.modules.instancenorm._InstanceNorm
+    if isinstance(module, instance_norms):
+        if module.track_running_stats:
+            return (
+                f"{kind} with track_running_stats=True keeps statistics of past examples: "
+                "use track_running_stats=False"
+            )
+        return None
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return _embedding_fix(module)
+    if isinstance(module, batch_norms):
+        if not module.training and module.track_running_stats:
+            return None  # Its statistics are constants until it is set to training.
+        width = module.num_features
+        groups = next((g for g in (32, 16, 8, 4, 2) if width % g == 0 and width > g), 1)
+        return (
+            f"{kind} normalises each example by the others of its batch: "
+            f"use nn.GroupNorm({groups if width else 32}, {width or 'channels'}) in its place"
+        )
+    return None
+
+
+def _embedding_fix(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
+    kind = type(module).__name__
+    if module.max_norm is not None:
+        return (
+            f"{kind} with max_norm shortens the rows that a batch uses, without noise: "
+            "use max_norm=None"
+        )
+    if module.scale_grad_by_freq:
+        return (
+            f"{kind} with scale_grad_by_freq counts words over the whole batch: "
+            "use scale_grad_by_freq=False"
+        )
+    if module.sparse:
+        return f"{kind} with sparse=True has gradients that cannot be clipped: use sparse=False"
+    return None
+
+
+def mixing_layers(model: nn.Module) -> dict[str, str]:
+    """Every layer of a known kind that mixes examples: its name in the model and the fix."""
+    found = {}
+    for name, module in model.named_modules():
+        if fix := _fix(module):
+            found[name or "(the model itself)"] = fix
+    return found
+
+
+def refuse_parameters(model: nn.Module) -> None:
+    """Raise a `UserError` for trainable parameters that noise cannot be added to as it must be.
+
+    Guarantee: Every trainable parameter of a model that passes is real, so that noise on each of
+    its numbers is noise on all of it.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise UserError(
+                f"Parameter '{name}' is complex, and noise is added to real numbers: keep a real "
+                "parameter of shape (..., 2), and use torch.view_as_complex of it in forward."
+            )
+
+
+def refuse_loss(loss: Callable[..., Any]) -> None:
+    """Raise a `UserError` for a loss with parameters, which nobody would train."""
+    if isinstance(loss, nn.Module):
+        names = [name for name, p in loss.named_parameters() if p.requires_grad]
+        if names:
+            raise UserError(
+                f"The loss has parameters of its own ('{names[0]}'), which would not be trained: "
+                "make them part of the model, or freeze them."
+            )
+
+
+def refuse_mixing_layers(model: nn.Module) -> None:
+    """Raise a `UserError` that names every example-mixing layer and what to use instead.
+
+    Guarantee: A model that passes contains no BatchNorm that uses the statistics of a batch, and no
+    layer of PyTorch's that keeps statistics of the data or writes into its own weights. What a
+    model's own code does is checked by `PerExample` before the first batch, and in more detail by
+    `sfumato.privacy.verify.report`.
+    """
+    found = mixing_layers(model)
+    if found:
+        lines = "; ".join(f"layer '{name}': {fix}" for name, fix in found.items())
+        raise UserError(
+            f"This model cannot be trained with differential privacy as it is. {lines}."
+        )

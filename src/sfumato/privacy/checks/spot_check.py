@@ -1,0 +1,386 @@
+"""Checks while training, on the real examples and the weights of the moment.
+
+The checks before the first batch see random inputs and initial weights. A model may behave until
+real data, trained weights or the passing of time set it off; here it is compared with itself then.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import UserError
+from sfumato.privacy.checks.agreement import picked, rounding, tolerance
+from sfumato.privacy.checks.isolation import LOOSE, out_of_memory
+from sfumato.privacy.checks.method_choice import double_of, widened
+from sfumato.privacy.checks.mixing_layer import distance
+from sfumato.privacy.checks.model_state import RandomState, Snapshot, undisturbed
+from sfumato.privacy.checks.random_inputs import random_rows
+from sfumato.privacy.engines.one_at_a_time import one_at_a_time
+from sfumato.privacy.engines.results import Gradients, PerExampleGradients
+from sfumato.privacy.numerics.precision import full_precision
+
+if TYPE_CHECKING:
+    from sfumato.privacy.per_example import PerExample
+
+EVERY = 200
+"""One in so many physical batches is checked; a check costs one to two passes."""
+
+KINDS = ("copies", "zeros", "random", "alone")
+"""Replacements of the examples that are not looked at; `alone` removes them."""
+
+_FEW = 2
+"""Examples that run alone, and that are looked at where random ones take the others' places."""
+
+_CANCELLED = 100.0
+"""Roundings of cancelled terms that may be left in the gradient of an example."""
+
+_ROUNDING = 5.0
+"""Multiple of `LOOSE` that two passes over one shape may differ by: libraries add in any order."""
+
+STOPPED = (
+    "Training has stopped: on this batch of the data and with the weights of now, this model or "
+    "its loss lets one example reach another, or keeps something between batches, so that clipping "
+    "bounds nothing. Nothing computed from this batch was released. Look for what depends on the "
+    "whole batch (means, maxima, sorts, early exits, conditions such as `if x.min() >= 0`), in the "
+    "loss too, and for what model or loss write down when they run: attributes, buffers, hooks, "
+    "`.data`, extra state, variables outside."
+)
+"""The whole message: it must tell nothing of the data."""
+
+
+@dataclass
+class _Shown:
+    """Tensors of some examples after a pass, and the state that it left behind."""
+
+    tensors: list[Tensor]
+    state: Snapshot
+
+
+class SpotCheck:
+    """Compares some examples of a physical batch with themselves among others, and alone.
+
+    Which batches and examples are checked comes from the operating system's randomness, so no
+    model can know. The first batch is always checked, and the last before a statement.
+
+    Guarantee: In a batch that was checked, losses, outputs, norms and the weighted sum of the
+    examples looked at are the same, up to rounding, whatever the other examples are; the state
+    that the model and the loss keep after the batch does not depend on these either, and
+    parameters have the values that they had. The model's state and all random states go on as if
+    there had been no check.
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._last: tuple[Tensor, Tensor] | None = None
+        self._modes: dict[nn.Module, bool] = {}
+
+    def gradients(self, engine: PerExample, x: Tensor, y: Tensor) -> PerExampleGradients:
+        """The per-example gradients of a physical batch, which is checked now and then.
+
+        Raises:
+            UserError: One example reached another.
+        """
+        if not engine.check or not len(y):
+            return engine(x, y)
+        kinds = self._kinds()
+        found = _checked(engine, x, y, kinds) if kinds else engine(x, y)
+        # One example alone has no others that could reach it.
+        self._begun = self._begun or len(y) > 1
+        if len(y) > 1 or self._last is None:
+            self._last = x, y
+            self._modes = {module: module.training for module in engine.model.modules()}
+        return found
+
+    def at_end(self, engine: PerExample) -> bool:
+        """Check the last batch with the current weights, in the modes that it ran in.
+
+        Returns:
+            Whether it was checked: not if the model is no longer trained, or was changed or moved
+            since, or if checks are turned off.
+
+        Raises:
+            UserError: One example reached another.
+        """
+        if self._last is None or not engine.check:
+            return engine.check
+        x, y = self._last
+        parameters = engine.trainable
+        there = all(p.device == x.device for p in parameters.values())
+        now = {module: module.training for module in engine.model.modules()}
+        try:
+            for module in now:
+                module.training = self._modes.get(module, module.training)
+            if not (there and parameters and engine.knows(x, y)):
+                return False
+            self.check(engine, x, y)
+        finally:
+            for module, mode in now.items():
+                module.training = mode
+        return True
+
+    def check(self, engine: PerExample, x: Tensor, y: Tensor) -> None:
+        """Check a batch in all ways, and leave no trace of it.
+
+        Raises:
+            UserError: One example reached another.
+        """
+        with undisturbed(engine.model, engine.loss):
+            _checked(engine, x.clone(), y, KINDS)
+
+    def _kinds(self) -> tuple[str, ...]:
+        """The replacements to try on this batch: all, one, or mostly none."""
+        if not self._begun:
+            return KINDS
+        return (secrets.choice(KINDS),) if secrets.randbelow(EVERY) == 0 else ()
+
+
+def same_among_others(run: Callable[[Tensor], Tensor], x: Tensor, found: Tensor) -> bool:
+    """Tell whether rows of a result stay what they are if other rows of the input are replaced.
+
+    Args:
+        run: From inputs to one row for each.
+        x: The inputs.
+        found: What `run` has returned for them.
+    """
+    half = _half(len(x)).to(x.device)
+    allowed = _ROUNDING * LOOSE.get(found.dtype, 1e-2)
+    for picks, others in ((half, x.flip(0)), (~half, torch.zeros_like(x))):
+        again = run(torch.where(picks.view(-1, *(1 for _ in x.shape[1:])), x, others))
+        if not distance(found[picks], again[picks]) <= allowed:
+            return False
+    return True
+
+
+def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> PerExampleGradients:
+    """The gradients of a batch, after those of the same batch with other examples in it.
+
+    The batch itself runs last: a captured graph overwrites the gradients of the pass before.
+    """
+    engine.settle(x, y)
+    given = x.clone()  # A model may change its inputs in place.
+    kept, drawn = Snapshot(engine.model, engine.loss), RandomState(engine.model)
+    replaced: list[tuple[Tensor, _Shown]] = []
+    alone: _Alone | None = None
+    picks = _half(len(y))
+    try:
+        for kind in kinds:
+            if kind == "alone":
+                alone = _alone(engine, given, y)
+                continue
+            looked_at = _few(len(y)) if kind == "random" else picks
+            picks = ~picks
+            if (shown := _among(engine, given, y, looked_at, kind)) is not None:
+                replaced.append((looked_at, shown))
+            kept.put_back()
+            drawn.put_back()
+    finally:
+        kept.put_back()
+        drawn.put_back()
+    found = engine(x, y)
+    norms, state = found.squared_norms(), Snapshot(engine.model, engine.loss)
+    fine = state.same_parameters(kept)
+    allowed = _ROUNDING * LOOSE.get(engine.precision or engine.narrowest, 1e-2)
+    for looked_at, shown in replaced:
+        real = _tensors(found, norms, looked_at, engine.views)
+        moved = max(map(distance, real, shown.tensors), default=0.0)
+        fine = fine and moved <= allowed and state.first_difference(shown.state) is None
+    if alone is not None and drawn.same(RandomState(engine.model)) and kept.same_draws(state):
+        # A model that draws random numbers draws others for an example alone.
+        kept.put_back()
+        fine = fine and _agree(engine, found, norms, alone, given, y)
+        state.put_back()
+        drawn.put_back()
+    if not fine:
+        raise UserError(STOPPED)
+    return found
+
+
+def _half(examples: int) -> Tensor:
+    """A random half of the examples, as a mask."""
+    mask = torch.zeros(examples, dtype=torch.bool)
+    mask[_order(examples)[: examples // 2]] = True
+    return mask
+
+
+def _few(examples: int) -> Tensor:
+    """A few random examples, never all, as a mask."""
+    mask = torch.zeros(examples, dtype=torch.bool)
+    mask[_order(examples)[: min(_FEW, examples - 1)]] = True
+    return mask
+
+
+def _order(examples: int) -> list[int]:
+    """A random order that follows from no seed."""
+    return secrets.SystemRandom().sample(range(examples), examples)
+
+
+def _among(engine: PerExample, x: Tensor, y: Tensor, picks: Tensor, kind: str) -> _Shown | None:
+    """Results of picked examples among replacements; None if the model does not take these."""
+    rows = picks.repeat_interleave(engine.views).to(x.device)
+    if kind == "random" or not bool(picks.any()):
+        other = random_rows(x, len(x))
+    elif kind == "zeros":
+        other = torch.zeros_like(x)
+    else:
+        one = int(picks.nonzero()[secrets.randbelow(int(picks.sum()))])
+        other = x[one * engine.views : (one + 1) * engine.views].repeat(
+            len(y), *(1 for _ in x.shape[1:])
+        )
+    changed = torch.where(rows.view(-1, *(1 for _ in x.shape[1:])), x, other)
+    own = picks.to(y.device).view(-1, *(1 for _ in y.shape[1:]))
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        changed = changed.contiguous(memory_format=torch.channels_last)
+    try:
+        found = engine(changed, torch.where(own, y, y.roll(1, 0)))
+    except UserError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return None
+    tensors = _tensors(found, found.squared_norms(), picks, engine.views)
+    return _Shown([t.clone() for t in tensors], Snapshot(engine.model, engine.loss))
+
+
+def _tensors(found: PerExampleGradients, norms: Tensor, picks: Tensor, views: int) -> list[Tensor]:
+    """Losses, outputs, norms and a weighted sum of the picked examples."""
+    own = picks.to(found.losses.device)
+    weights = torch.linspace(0.5, 1, len(own), dtype=torch.float64, device=own.device) * own
+    outputs = [] if found.outputs is None else [found.outputs[own.repeat_interleave(views)]]
+    sums = found.weighted_sum(weights.unsqueeze(1))
+    return [found.losses[own], *outputs, norms[own], *sums]
+
+
+@dataclass
+class _Alone:
+    """A few examples, and the gradients that they have if each runs alone."""
+
+    picks: Tensor
+    rows: Tensor
+    targets: Tensor
+    gradients: Gradients
+
+
+def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
+    """A few examples that run alone, from the state in which the batch will run.
+
+    None for a compiled pass, whose precision is less than its reference's, and where the examples
+    of a batch run alone anyway.
+    """
+    if engine.precision is not None or engine.method == "loop" or not engine.trainable:
+        return None
+    picks, views = torch.tensor(_order(len(y))[:_FEW]), engine.views
+    rows = x[(picks.unsqueeze(1) * views + torch.arange(views)).flatten().to(x.device)]
+    targets = y[picks.to(y.device)]
+    with full_precision(x.device):
+        found = one_at_a_time(engine.model, rows, targets, loss=engine.loss, views=views)
+    return _Alone(picks, rows, targets, found)
+
+
+def _agree(
+    engine: PerExample,
+    found: PerExampleGradients,
+    norms: Tensor,
+    alone: _Alone,
+    x: Tensor,
+    y: Tensor,
+) -> bool:
+    """Tell whether examples have the outputs and gradients in the batch that they have alone.
+
+    Up to rounding; where they differ by more, an activation may lie at a kink or terms may have
+    cancelled, and the same batch in float64 decides. Where the model does not run in float64,
+    outputs must agree up to rounding and gradients by and large.
+    """
+    same = outputs_agree = _outputs_agree(engine, found, alone)
+    least = 1e-2 * float(norms.sum(1).sqrt().nan_to_num(0, 0, 0).max())
+    exactly, roughly = rounding(engine.narrowest), tolerance(engine.narrowest, confirmed=True)
+    for k, pick in enumerate(alone.picks.tolist()):
+        ours, wanted = _one(found, pick), _one(alone.gradients, k)
+        off, length = float((ours - wanted).norm()), float(wanted.norm())
+        if not (math.isfinite(length) or math.isfinite(float(ours.norm()))):
+            continue  # It adds nothing.
+        same = same and off <= exactly * max(least, length)
+        if off <= roughly * max(least, length):
+            continue
+        if not off <= _CANCELLED * torch.finfo(engine.narrowest).eps * _slope(engine, alone):
+            return False
+    if same:
+        return True
+    in_double = _agree_in_double(engine, alone, x, y, least)
+    return outputs_agree if in_double is None else in_double
+
+
+def _outputs_agree(engine: PerExample, found: PerExampleGradients, alone: _Alone) -> bool:
+    """Tell whether examples have the outputs in the batch that they have alone, up to rounding."""
+    if found.outputs is None or alone.gradients.outputs is None:
+        return True
+    views = engine.views
+    ours = found.outputs[[i * views + view for i in alone.picks.tolist() for view in range(views)]]
+    finite = ours.isfinite() & alone.gradients.outputs.isfinite()
+    wanted = alone.gradients.outputs.where(finite, 0)
+    return distance(wanted, ours.where(finite, 0)) <= rounding(engine.narrowest)
+
+
+def _agree_in_double(
+    engine: PerExample, alone: _Alone, x: Tensor, y: Tensor, least: float
+) -> bool | None:
+    """Compare the batch and its examples alone in float64; None if the model does not run in it."""
+    views = engine.views
+    with undisturbed(engine.model, engine.loss), full_precision(x.device):
+        twin = double_of(engine, x[:views], y[:1])
+        if twin is None or engine.method is None:
+            return None
+        state = Snapshot(twin.model)
+        try:
+            wide, targets = (widened(t) for t in engine.as_run(x, y))
+            ours = picked(twin._run(engine.method, wide, targets), alone.picks.tolist())
+            state.put_back()
+            wanted = one_at_a_time(
+                twin.model, widened(alone.rows), widened(alone.targets),
+                loss=engine.loss, views=views,
+            )  # fmt: skip
+        except UserError:
+            raise
+        except Exception:
+            return None
+    for k in range(len(alone.picks)):
+        one, other = _one(ours, k), _one(wanted, k)
+        off, length = float((one - other).norm()), float(other.norm())
+        if not (math.isfinite(length) or math.isfinite(float(one.norm()))):
+            continue
+        if off <= tolerance(torch.float64) * max(least, length):
+            continue
+        if not off <= _CANCELLED * torch.finfo(torch.float64).eps * _slope(engine, alone):
+            return False
+    return True
+
+
+def _slope(engine: PerExample, alone: _Alone) -> float:
+    """The norm that gradients of these examples have with targets that the network did not expect.
+
+    A network that is sure of an example has a gradient left that is mostly rounding: of numbers
+    this large, which cancel.
+    """
+    outputs, targets = alone.gradients.outputs, alone.targets
+    if targets.is_floating_point() or outputs is None or outputs.dim() != 2:
+        return 0.0
+    others = (targets + 1) % outputs.shape[1]
+    with undisturbed(engine.model, engine.loss), full_precision(alone.rows.device):
+        found = one_at_a_time(
+            engine.model, alone.rows, others, loss=engine.loss, views=engine.views
+        )
+    return float(found.squared_norms().sum(1).sqrt().nan_to_num(0, 0, 0).max())
+
+
+def _one(found: PerExampleGradients, example: int) -> Tensor:
+    """The whole gradient of one example, as one vector."""
+    weights = torch.zeros(len(found.losses), 1, dtype=torch.float64, device=found.losses.device)
+    weights[example] = 1
+    return torch.cat([t.flatten().double() for t in found.weighted_sum(weights)])

@@ -1,0 +1,196 @@
+"""Book-keeping on the CPU: a layer's inputs and output gradients instead of its gradients.
+
+Where an output has few positions and filters are large, the norm of an example's filter gradient is
+cheap to get from products of patches (Li et al., 2021), and the weighted sum is one product of
+patches and rescaled output gradients (Bu et al., 2022). The gradients of
+single examples are then never written. A linear layer on vectors has one position, and its matrix
+is as good as always larger than both vectors together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.kernels import definitions
+from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
+from sfumato.privacy.checks.model_state import undisturbed
+from sfumato.privacy.engines.convolution_gradients import conv_weight_gradients
+from sfumato.privacy.engines.paths import kind_of
+from sfumato.privacy.engines.storage_plan import geometry_of, outputs_of
+from sfumato.privacy.engines.stored_gradients import at_least_float32
+from sfumato.privacy.numerics.rescaling import rescaled
+
+_SMALLEST = 1 << 16
+"""Filters with fewer entries are as well written out."""
+
+_SMALLEST_MATRIX = 1 << 12
+"""The same of matrices, whose gradients are deferred with less ado."""
+
+_AT_ONCE = 1 << 22
+"""Numbers of patches that are turned into float64 at once, 32 MiB."""
+
+
+@dataclass
+class DeferredFilters:
+    """What a convolution's per-example filter gradients follow from.
+
+    Attributes:
+        x: The inputs `(rows, in, H, W)`.
+        d: The gradients of the outputs `(rows, out, H', W')`.
+        weight: The filters, for their shape.
+        at: How the convolution walks, and the views.
+    """
+
+    x: Tensor
+    d: Tensor
+    weight: Tensor
+    at: Geometry
+
+    def tensor(self) -> Tensor:
+        """The gradients `(examples, out, in, *kernel)`."""
+        at = self.at
+        return conv_weight_gradients(
+            self.x, self.d, kernel=at.kernel, stride=at.stride, padding=at.padding,
+            dilation=at.dilation, groups=1, views=at.views,
+        )  # fmt: skip
+
+    def squared_norms(self) -> Tensor:
+        """Squared norms `(examples,)` from products of patches, rounded up.
+
+        Guarantee: Never below those of what `weighted_sum` adds, in whose precision places may
+        cancel less well.
+        """
+        length = self.at.views * self.d.shape[2] * self.d.shape[3]
+        later = length * torch.finfo(at_least_float32(self.d).dtype).eps
+        return definitions.ghost_norms(self.x, self.d, None, self.at, later=later)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """One product of the patches of the inputs and the rescaled output gradients, in float64.
+
+        Guarantee: What an example adds is its gradient times its weight; one of weight zero adds
+        exactly nothing. In float64 the order of examples does not matter.
+        """
+        x, d = rescaled(self.x, self.d, weights, self.at.views)
+        at, positions = self.at, d.shape[2] * d.shape[3]
+        total = x.new_zeros(d.shape[1], self.weight[0].numel(), dtype=torch.float64)
+        rows = max(1, _AT_ONCE // max(1, positions * total.shape[1]))
+        for inputs, gradients in zip(torch.split(x, rows), torch.split(d, rows), strict=True):
+            patches = F.unfold(inputs, at.kernel, at.dilation, at.padding, at.stride)
+            by_place = patches.transpose(1, 2).reshape(-1, total.shape[1])
+            total += gradients.transpose(0, 1).flatten(1).double() @ by_place.double()
+        return total.view(self.weight.shape)
+
+    def first(self, examples: int) -> DeferredFilters:
+        """Those of the first examples only."""
+        rows = examples * self.at.views
+        return DeferredFilters(self.x[:rows], self.d[:rows], self.weight, self.at)
+
+
+@dataclass
+class DeferredMatrix:
+    """What the per-example gradients of a linear layer's matrix follow from.
+
+    Attributes:
+        x: The inputs `(rows, in)`.
+        d: The gradients of the outputs `(rows, out)`.
+        views: Rows per example.
+    """
+
+    x: Tensor
+    d: Tensor
+    views: int
+
+    def _views(self, t: Tensor) -> Tensor:
+        return t.reshape(-1, self.views, t.shape[1])
+
+    def tensor(self) -> Tensor:
+        """The gradients `(examples, out, in)`."""
+        d, x = (self._views(at_least_float32(t)) for t in (self.d, self.x))
+        return torch.bmm(d.transpose(1, 2), x)
+
+    def squared_norms(self) -> Tensor:
+        """Squared norms `(examples,)` from products of inputs and of gradients, rounded up."""
+        if self.views == 1:
+            norms: Tensor = torch.linalg.vector_norm(self.x, dim=1, dtype=torch.float64)
+            norms = norms * torch.linalg.vector_norm(self.d, dim=1, dtype=torch.float64)
+            return norms.square()
+        x, d = (self._views(t).double() for t in (self.x, self.d))
+        pairs = torch.bmm(x, x.transpose(1, 2)) * torch.bmm(d, d.transpose(1, 2))
+        # Where views cancel, what is added up later in the gradients' own precision may be more.
+        most = pairs.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+        rounding = torch.finfo(torch.promote_types(self.d.dtype, torch.float32)).eps
+        return (pairs.sum((1, 2)).clamp_min(0).sqrt() + self.views * rounding * most).square()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """One product of the inputs and the rescaled gradients, in float64.
+
+        Guarantee: What an example adds is its gradient times its weight; one of weight zero adds
+        exactly nothing.
+        """
+        x, d = rescaled(self.x, self.d, weights, self.views)
+        return d.transpose(0, 1).double() @ x.double()
+
+    def first(self, examples: int) -> DeferredMatrix:
+        """Those of the first examples only."""
+        rows = examples * self.views
+        return DeferredMatrix(self.x[:rows], self.d[:rows], self.views)
+
+
+def pays(layer: nn.Conv2d, output: torch.Size, views: int) -> bool:
+    """Whether deferring a convolution's gradients is cheaper than writing them.
+
+    Args:
+        layer: The convolution.
+        output: The shape that it returns for one row.
+        views: Rows per example.
+    """
+    length = views * output[2] * output[3]
+    few = length <= GHOST_LONGEST and 4 * length <= min(layer.weight[0].numel(), layer.out_channels)
+    return few and layer.weight.numel() >= _SMALLEST
+
+
+def _one_position(views: int) -> Geometry:
+    return Geometry((1, 1), (1, 1), (0, 0), (1, 1), views)
+
+
+def matrix_pays(layer: nn.Linear, views: int) -> bool:
+    """Whether deferring a linear layer's gradients is cheaper than writing them."""
+    inputs, outputs = layer.in_features, layer.out_features
+    return inputs * outputs >= max(_SMALLEST_MATRIX, 2 * views * (inputs + outputs))
+
+
+def deferrable(
+    model: nn.Module, ways: Sequence[tuple[str, nn.Module, str]], x: Tensor, views: int
+) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
+    """The layers whose gradients are to be deferred, and what they return for one row.
+
+    Args:
+        model: The model.
+        ways: Its modules with their names and ways, as `privacy.paths.assign` gives them.
+        x: Inputs like those to come.
+        views: Rows per example.
+    """
+    plain = [m for _, m, way in ways if way == "rule" and kind_of(m) in (nn.Conv2d, nn.Linear)]
+    if not plain:
+        return {}
+    owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
+    with undisturbed(model):
+        calls = outputs_of(model, x[:1])
+    found: dict[nn.Module, tuple[Geometry, torch.Size]] = {}
+    for module in plain:
+        assert isinstance(module, nn.Conv2d | nn.Linear)
+        shapes = calls.get(module, [])
+        if len(shapes) != 1 or owners[id(module.weight)] != 1 or not module.weight.requires_grad:
+            continue
+        if isinstance(module, nn.Linear):
+            if len(shapes[0]) == 2 and matrix_pays(module, views):
+                found[module] = _one_position(views), shapes[0]
+        elif (at := geometry_of(module, views)) and pays(module, shapes[0], views):
+            found[module] = at, shapes[0]
+    return found

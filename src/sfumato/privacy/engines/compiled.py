@@ -1,0 +1,290 @@
+"""The layered pass as compiled graphs over leaves that stay where they are.
+
+Forward and backward pass become one pair of graphs. Norms and weighted sums are taken by a few
+operators of `sfumato.kernels`, and by compiled graphs where a parametrisation has none. What
+is kept of each layer's gradients is the planner's choice (see `storage_plan`). Gradients of
+reparametrised weights stay in the space of the weight, or of a smaller one before it: norms are
+taken through the parametrisation, and only the weighted sum is mapped to the parameters, once.
+
+On a CUDA device the graphs are captured and replayed, so a batch costs no time on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch._functorch import config as functorch
+
+from sfumato.privacy.engines.compiled_forward import NotCompiled, Taps
+from sfumato.privacy.engines.cuda_graphs import Pool, Replayed
+from sfumato.privacy.engines.paths import tapped
+from sfumato.privacy.engines.storage_plan import Way
+from sfumato.privacy.engines.stored_gradients import Slot, Together, Whole
+from sfumato.privacy.numerics.precision import full_precision
+
+if TYPE_CHECKING:
+    from sfumato.privacy.engines.layered import Layered
+
+
+@dataclass
+class Found:
+    """The gradients that a pass has found, by the way in which norms and sums are taken of them.
+
+    Attributes:
+        rows: Of small tensors, in one row per example.
+        apart: Slots with operators of their own, the gradients of their leaves, and their inputs.
+        whole: Of all other tensors.
+    """
+
+    rows: Tensor | None = None
+    apart: list[tuple[Slot, list[Tensor], Tensor | None]] = field(default_factory=list)
+    whole: list[Tensor] = field(default_factory=list)
+
+
+_KINDS = 1000
+"""The compiler gives up on a function after eight kinds of inputs; a process may train more models
+than that."""
+
+_OWN_GRADIENTS = "autograd_cache_allow_custom_autograd_functions"
+
+_ROUNDED_UP = 1 + 2e-4
+"""Squared norms are summed in float32 here; rounded up by this, they are never too small."""
+
+
+@dataclass
+class Fused:
+    """Per-example gradients of one physical batch, in the space of the weights.
+
+    They lie where the next batch's will lie: use them before the pass is called again.
+    """
+
+    names: tuple[str, ...]
+    losses: Tensor
+    outputs: Tensor | None
+    _squared: Tensor
+    _sums: Callable[[Tensor], list[Tensor]]
+
+    def squared_norms(self) -> Tensor:
+        """Squared norms `(examples, parameters)`, rounded up by one part in ten thousand."""
+        return self._squared.double() * _ROUNDED_UP
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        """Sum over examples of `weights[example, parameter] * gradient`, in parameter order.
+
+        One column of weights serves all parameters.
+
+        Guarantee: Products and sums are in float32. Where a weight is zero the example contributes
+        exactly nothing, even if its gradient holds NaN or infinity.
+        """
+        return self._sums(weights.float())
+
+    def first(self, examples: int) -> Fused:
+        """The gradients of the first examples only; the others have weight zero."""
+        rest = len(self.losses) - examples
+        outputs = self.outputs
+        if outputs is not None:
+            outputs = outputs[: examples * (len(outputs) // len(self.losses))]
+
+        def summed(weights: Tensor) -> list[Tensor]:
+            return self._sums(torch.nn.functional.pad(weights, (0, 0, 0, rest)))
+
+        return Fused(self.names, self.losses[:examples], outputs, self._squared[:examples], summed)
+
+
+@contextmanager
+def _compiler() -> Iterator[None]:
+    """The compiler as the pass needs it.
+
+    It finds what it compiled in an earlier process, for which it must be told that gradients of
+    our own may be kept too: their code is part of what is looked up.
+    """
+    cached = {_OWN_GRADIENTS: True} if hasattr(functorch, _OWN_GRADIENTS) else {}
+    with torch._dynamo.config.patch(recompile_limit=_KINDS), functorch.patch(cached):
+        yield
+
+
+class Compiled:
+    """The compiled pass for one physical batch size.
+
+    Args:
+        engine: Whose model, loss and views.
+        x: Inputs like those to come, of which one is looked at for shapes.
+        examples: The physical batch size.
+        dtype: Precision of the pass; norms and sums are in float32 whatever it is.
+        way: Take this way for all convolutions that can, instead of the planner's.
+        memory: Bytes that kept gradients may take. If None, a quarter of what is free, and no more
+            than `sfumato.privacy.engines.storage_plan.room` leaves them.
+
+    Raises:
+        NotCompiled: The model has a part that the pass does not know.
+    """
+
+    def __init__(
+        self,
+        engine: Layered,
+        x: Tensor,
+        examples: int,
+        dtype: torch.dtype,
+        *,
+        way: Way | None = None,
+        memory: int | None = None,
+    ) -> None:
+        self.engine, self.dtype = engine, dtype
+        self.taps = Taps(engine, x, examples, dtype, way=way, memory=memory)
+        self._order = tuple(engine.trainable)
+        self._fresh: tuple[int, ...] = ()
+        slots = self.taps.slots
+        self._together = Together([s for s in slots if Together.takes(s)])
+        self._whole = [s for s in slots if isinstance(s, Whole) and not Together.takes(s)]
+        self._columns = {
+            names: torch.tensor([self._order.index(n) for n in names], device=x.device)
+            for names in (self._together.names, *(slot.names for slot in slots))
+        }
+        self._forward = torch.compile(self._losses, dynamic=False, fullgraph=True)
+        self._norms = torch.compile(self._squared_whole, dynamic=False, fullgraph=True)
+        self._sums = torch.compile(self._summed_whole, dynamic=False, fullgraph=True)
+        self._pool = Pool()
+        self._copy = Replayed(self._copied, aside=True)
+        self._pass = Replayed(self._run, pool=self._pool)
+        self._sum: dict[int, Replayed] = {}
+        self._found = Found()
+        self._batch = 0
+
+    @property
+    def ways(self) -> dict[str, Way]:
+        """The way chosen for each convolution, by name."""
+        return self.taps.ways
+
+    @property
+    def refused(self) -> str | None:
+        """Why the pass is not replayed as a graph, or None."""
+        every = (self._copy, self._pass, *self._sum.values())
+        return next((part.refused for part in every if part.refused), None)
+
+    def refresh(self) -> None:
+        """Copy the parameters' current values to where the graphs read them."""
+        version = tuple(p._version for p in self.engine.model.parameters())
+        if version != self._fresh:
+            self._copy(next(self.engine.model.parameters()))
+            self._fresh = version
+
+    def forget(self) -> None:
+        """Copy the parameters anew before the next pass, whatever their versions say."""
+        self._fresh = ()
+
+    def _copied(self, _where: Tensor) -> tuple[Tensor, ...]:
+        self.taps.refresh()
+        return ()
+
+    def __call__(self, x: Tensor, y: Tensor) -> Fused:
+        """Per-example gradients of `examples` examples."""
+        self.refresh()
+        losses, outputs, squared = self._pass(x.to(self.dtype), y)
+        self._batch += 1
+        sums = partial(self._weighted, self._batch, self._found)
+        return Fused(self._order, losses, outputs, squared, sums)
+
+    @torch.no_grad()
+    def _weighted(self, batch: int, found: Found, weights: Tensor) -> list[Tensor]:
+        """The weighted sum of a batch, by a graph of its own once the pass is one."""
+        if not self._pass.captured:
+            return self._summed(found, weights)
+        if batch != self._batch:
+            raise RuntimeError("the gradients of this batch are gone: another one has been run")
+        columns = weights.shape[1]
+        if columns not in self._sum:
+            self._sum[columns] = Replayed(
+                lambda w: tuple(self._summed(self._found, w)), pool=self._pool
+            )
+        return list(self._sum[columns](weights))
+
+    def _run(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        """Forward, backward and norms; what the sum needs stays in `_found`."""
+        with torch.enable_grad(), tapped(self.taps.forwards), _compiler():
+            total, losses, outputs, inputs = self._forward(x, y)
+            leaves = [leaf for slot in self.taps.slots for leaf in slot.leaves()]
+            grads = list(torch.autograd.grad(total, leaves))
+        self.taps.stash.clear()
+        with torch.no_grad(), full_precision(x.device):
+            self._found = self._sorted(grads, [t.detach() for t in inputs])
+            return losses.detach(), outputs.detach(), self._squared(self._found)
+
+    def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        views = self.engine.views
+        self.taps.stash.clear()
+        outputs = self.engine.model(x).float()
+        targets = y.repeat_interleave(views, 0) if views > 1 else y
+        losses = self.engine.loss(outputs, targets).view(-1, views).mean(1)
+        return losses.sum(), losses, outputs, list(self.taps.stash)
+
+    def _sorted(self, grads: list[Tensor], inputs: list[Tensor]) -> Found:
+        """The gradients of all leaves, in the order of the slots, by ways."""
+        found, small, left = Found(), [], iter(grads)
+        for slot in self.taps.slots:
+            own = [next(left) for _ in slot.leaves()]
+            if Together.takes(slot):
+                small += own
+            elif isinstance(slot, Whole):
+                found.whole += own
+            else:
+                found.apart.append((slot, own, self.taps.input_of(slot, inputs)))
+        found.rows = self._together.rows(small) if small else None
+        return found
+
+    def _squared(self, found: Found) -> Tensor:
+        """Squared norms `(examples, parameters)`."""
+        columns: dict[str, Tensor] = {}
+        if found.rows is not None:
+            norms = self._together.squared(found.rows)
+            columns.update(zip(self._together.names, norms, strict=True))
+        for slot, own, x in found.apart:
+            columns.update(zip(slot.names, slot.squared(own, x), strict=True))
+        if found.whole:
+            with _compiler():
+                columns.update(self._norms(found.whole))
+        return torch.stack([columns[name] for name in self._order], 1)
+
+    def _summed(self, found: Found, weights: Tensor) -> list[Tensor]:
+        """Weighted sums in the order of the parameters; one column of weights may serve all."""
+        with full_precision(weights.device):
+            return self._summed_fully(found, weights)
+
+    def _summed_fully(self, found: Found, weights: Tensor) -> list[Tensor]:
+        sums: dict[str, Tensor] = {}
+        if found.rows is not None:
+            names = self._together.names
+            parts = self._together.summed(found.rows, self._own(names, weights))
+            sums.update(zip(names, parts, strict=True))
+        for slot, own, x in found.apart:
+            parts = slot.summed(own, x, self._own(slot.names, weights))
+            sums.update(zip(slot.names, parts, strict=True))
+        if found.whole:
+            every = [self._own(slot.names, weights) for slot in self._whole]
+            with _compiler():
+                sums.update(self._sums(found.whole, every))
+        return [sums[name] for name in self._order]
+
+    def _own(self, names: tuple[str, ...], weights: Tensor) -> Tensor:
+        """The columns of weights of some parameters; the one column if there is only one."""
+        return weights if weights.shape[1] == 1 else weights.index_select(1, self._columns[names])
+
+    def _squared_whole(self, grads: list[Tensor]) -> dict[str, Tensor]:
+        columns: dict[str, Tensor] = {}
+        for slot, own in zip(self._whole, grads, strict=True):
+            columns.update(zip(slot.names, slot.squared([own], None), strict=True))
+        return columns
+
+    def _summed_whole(self, grads: list[Tensor], weights: list[Tensor]) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+        for slot, own, columns in zip(self._whole, grads, weights, strict=True):
+            sums.update(zip(slot.names, slot.summed([own], None, columns), strict=True))
+        return sums
+
+
+__all__ = ["Compiled", "Fused", "NotCompiled"]

@@ -1,0 +1,54 @@
+"""Gradients of which only the sum is wanted, as without privacy: one ordinary backward pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sfumato.privacy.engines.losses import per_example_losses
+from sfumato.privacy.numerics.precision import widest
+
+if TYPE_CHECKING:
+    from sfumato.privacy.engines.layered import Layered
+
+
+class Ordinary:
+    """One physical batch for a rule that clips nothing.
+
+    Norms of single examples are not known: they count as zero where the loss is finite, and as not
+    a number where it is not. The sum is differentiated once, with the weights inside.
+
+    Args:
+        engine: Whose model, loss and views.
+        x: Inputs, the views of an example beside each other.
+        y: Targets.
+    """
+
+    def __init__(self, engine: Layered, x: Tensor, y: Tensor) -> None:
+        parameters = engine.trainable
+        self.names, self._parameters = tuple(parameters), list(parameters.values())
+        with torch.enable_grad():
+            outputs, self._losses = per_example_losses(
+                engine.model, engine.loss, x, y, engine.views
+            )
+        self.outputs, self.losses = outputs.detach(), self._losses.detach()
+
+    def squared_norms(self) -> Tensor:
+        """Zero, or not a number: `(examples, parameters)`."""
+        known = torch.where(self.losses.isfinite(), 0.0, torch.nan)
+        return known.to(widest(known.device)).unsqueeze(1).expand(-1, len(self.names))
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        """The gradient of the weighted sum of losses, with weights alike for all parameters."""
+        own = weights[:, 0].to(self._losses.dtype)
+        if not self._losses.requires_grad:
+            return [torch.zeros_like(p) for p in self._parameters]
+        with torch.enable_grad():
+            total = torch.where(own == 0, 0.0, self._losses * own).sum()
+        found = torch.autograd.grad(total, self._parameters, allow_unused=True)
+        return [
+            torch.zeros_like(p) if grad is None else grad
+            for p, grad in zip(self._parameters, found, strict=True)
+        ]

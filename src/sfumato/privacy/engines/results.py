@@ -1,0 +1,214 @@
+"""Per-example gradients of one physical batch: their norms and their weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sfumato.privacy.numerics.precision import full_precision, widest
+
+_CHUNK = 256
+"""Squares added up in float32 before float64 takes over: at most 256 roundings of 2^-24 each keep
+the norm right to 8e-6 in any order of summation, within the clipping rules' margin of 1e-5."""
+
+
+class PerExampleGradients(Protocol):
+    """Per-example gradients as the mechanism needs them: norms, then a weighted sum."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Trainable parameters, in the order of every other sequence here."""
+        ...
+
+    @property
+    def losses(self) -> Tensor:
+        """Loss of each example."""
+        ...
+
+    @property
+    def outputs(self) -> Tensor | None:
+        """The model's outputs, one row per view."""
+        ...
+
+    def squared_norms(self) -> Tensor:
+        """Squared norms `(examples, parameters)`."""
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        """Sum over examples of `weights[example, parameter] * gradient`, in parameter order.
+
+        One column of weights serves all parameters.
+        """
+        ...
+
+
+class Deferred(Protocol):
+    """One parameter's per-example gradients that are not written out unless someone asks."""
+
+    def tensor(self) -> Tensor:
+        """The gradients `(examples, *shape)`."""
+        ...
+
+    def squared_norms(self) -> Tensor:
+        """Their squared norms `(examples,)`, never too small."""
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Their weighted sum; an example of weight zero adds exactly nothing."""
+        ...
+
+    def first(self, examples: int) -> Deferred:
+        """Those of the first examples only."""
+        ...
+
+
+@dataclass
+class Gradients:
+    """Per-example gradients of one physical batch.
+
+    Attributes:
+        names: Trainable parameters, in the order of every other sequence here.
+        shapes: Their shapes.
+        parts: One `(examples, *shape)` tensor per parameter, or what stands for it, or None where
+            the loss does not depend on the parameter.
+        losses: Loss of each example.
+        outputs: The model's outputs, one row per view.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    parts: Sequence[Tensor | Deferred | None]
+    losses: Tensor
+    outputs: Tensor | None
+    _blocks: list[Tensor | Deferred | None] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._blocks = [_block(t) if isinstance(t, Tensor) else t for t in self.parts]
+
+    def first(self, examples: int) -> Gradients:
+        """The gradients of the first examples only, without copying them."""
+        views = self.outputs.shape[0] // len(self.losses) if self.outputs is not None else 1
+        return Gradients(
+            self.names,
+            self.shapes,
+            [_first(part, examples) for part in self.parts],
+            self.losses[:examples],
+            None if self.outputs is None else self.outputs[: examples * views],
+        )
+
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """Every part as a tensor."""
+        return [t if t is None or isinstance(t, Tensor) else t.tensor() for t in self.parts]
+
+    def squared_norms(self) -> Tensor:
+        """Squared norms `(examples, parameters)`, in float64 where the device has it.
+
+        Guarantee: Products behind them are in float32 or wider, whatever is switched on around.
+        """
+        examples = self.losses.shape[0]
+        zeros = torch.zeros(examples, device=self.losses.device, dtype=widest(self.losses.device))
+        columns = []
+        with full_precision(zeros.device):
+            for block in self._blocks:
+                if isinstance(block, Tensor):
+                    columns.append(_squared_norms(block))
+                elif block is None:
+                    columns.append(zeros)
+                else:
+                    columns.append(block.squared_norms().to(zeros.dtype))
+        return torch.stack(columns, 1) if columns else zeros.new_zeros(examples, 0)
+
+    def weighted_sum(self, weights: Tensor) -> list[Tensor]:
+        """Sum over examples of `weights[example, parameter] * gradient`, in parameter order.
+
+        One column of weights serves all parameters.
+
+        Guarantee: The sum is taken in float64, or in float32 where the device has nothing wider, so
+        that the order of examples does not matter to 1e-11 of it. Where a weight is zero the
+        example contributes exactly nothing, even if its gradient holds NaN or infinity.
+        """
+        weights = weights.expand(-1, len(self._blocks))
+        dropped = weights == 0
+        any_dropped = bool(dropped.any())
+        sums = []
+        with full_precision(weights.device):
+            for i, (block, shape) in enumerate(zip(self._blocks, self.shapes, strict=True)):
+                if block is not None and not isinstance(block, Tensor):
+                    sums.append(block.weighted_sum(weights[:, i]))
+                    continue
+                if block is None or block.shape[1] == 0:
+                    wide = widest(weights.device)
+                    sums.append(torch.zeros(shape, device=weights.device, dtype=wide))
+                    continue
+                out = dropped[:, i]
+                if any_dropped and not bool(torch.isfinite(block[:, out]).all()):
+                    block = block.masked_fill(out.view(1, -1, 1), 0)
+                sums.append(_unblock(_weighted(weights[:, i], block), shape))
+        return sums
+
+
+def _first(part: Tensor | Deferred | None, examples: int) -> Tensor | Deferred | None:
+    if part is None or isinstance(part, Tensor):
+        return None if part is None else part[:examples]
+    return part.first(examples)
+
+
+def _accumulation(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+_AT_ONCE = 1 << 22
+"""Numbers turned into float64 at once, 32 MiB."""
+
+
+def _weighted(weights: Tensor, block: Tensor) -> Tensor:
+    """The weighted sum over the examples of a block `(taps, examples, rest)`, `(taps, rest)`."""
+    wide = widest(block.device)
+    weights = weights.to(wide)
+    rows = max(1, _AT_ONCE // max(1, block.shape[0] * block.shape[2]))
+    parts = zip(torch.split(weights, rows), torch.split(block, rows, 1), strict=True)
+    sums = [torch.matmul(own, part.to(wide)) for own, part in parts]
+    total = sums[0]
+    for part in sums[1:]:
+        total += part
+    return total
+
+
+def _block(t: Tensor) -> Tensor:
+    """View `(examples, *shape)` as `(taps, examples, rest)` without copying where possible."""
+    if not t.shape[0]:
+        return t.new_zeros(1, 0, 0)
+    if t.dim() == 5:
+        taps_first = t.permute(3, 4, 0, 1, 2)
+        evenly = taps_first.stride(0) == t.shape[4] * taps_first.stride(1) or t.shape[3] == 1
+        if evenly and taps_first[0, 0].is_contiguous():
+            return taps_first.reshape(-1, t.shape[0], t.shape[1] * t.shape[2])
+    return t.reshape(1, t.shape[0], -1)
+
+
+def _unblock(total: Tensor, shape: torch.Size) -> Tensor:
+    if total.shape[0] == 1:
+        return total.view(shape)
+    out, channels, kh, kw = shape
+    return total.view(kh, kw, out, channels).permute(2, 3, 0, 1).contiguous()
+
+
+def _squared_norms(block: Tensor) -> Tensor:
+    """Squared norm per example, in two stages: short runs in float32, their sum in float64."""
+    narrow, wide = _accumulation(block.dtype), widest(block.device)
+    rest = block.shape[2]
+    whole = rest - rest % _CHUNK
+    total = torch.zeros(block.shape[1], device=block.device, dtype=wide)
+    if whole:
+        chunks = block[:, :, :whole].view(*block.shape[:2], -1, _CHUNK)
+        norms = torch.linalg.vector_norm(chunks, dim=3, dtype=narrow)
+        total += norms.to(wide).square().sum((0, 2))
+    if rest > whole:
+        norms = torch.linalg.vector_norm(block[:, :, whole:], dim=2, dtype=narrow)
+        total += norms.to(wide).square().sum(0)
+    return total

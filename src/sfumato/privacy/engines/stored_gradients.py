@@ -1,0 +1,344 @@
+"""What the compiled pass keeps of each trained tensor's per-example gradients.
+
+A *slot* belongs to one tensor of a layer (a weight or a bias) that is made of one or several
+parameters. It has leaves whose gradients the pass takes, and turns what it finds there into squared
+norms per example and into a weighted sum, both in the space of the parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeGuard
+
+import torch
+from torch import Tensor
+
+from sfumato.kernels import definitions
+from sfumato.kernels.definitions import UNIT, Geometry, ghost_rounding, padded
+from sfumato.privacy.engines.storage_plan import Way
+from sfumato.privacy.numerics.rescaling import rescaled
+
+Pullback = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+class Slot(Protocol):
+    """One trained tensor of a layer."""
+
+    names: tuple[str, ...]
+    """The parameters behind it."""
+    value: Tensor
+    """Its value in the precision of the pass, at a fixed address."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether the layer's input is needed."""
+        ...
+
+    def leaves(self) -> list[Tensor]:
+        """The leaves whose gradients `squared` and `summed` are given, in this order."""
+        ...
+
+    def refresh(self) -> None:
+        """Take the parameters' current values."""
+        ...
+
+    def squared(self, found: list[Tensor], x: Tensor | None) -> Sequence[Tensor]:
+        """Squared norms `(examples,)`, one for each parameter behind the tensor."""
+        ...
+
+    def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
+        """Weighted sums in float32, one for each parameter.
+
+        Args:
+            found: The gradients of the leaves.
+            x: The layer's input, where the slot asked for it.
+            weights: `(examples, parameters)` in the order of `names`, or `(examples, 1)` for all.
+        """
+        ...
+
+
+def zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A leaf that takes no memory, for gradients of this shape."""
+    return like.new_zeros((), dtype=dtype or like.dtype).expand(shape).requires_grad_()
+
+
+def at_least_float32(t: Tensor) -> Tensor:
+    """The tensor in float32, or in its own precision if that is wider."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+@dataclass
+class Whole:
+    """Keeps the gradient of every example.
+
+    Attributes:
+        leaf: Receives it, an expanded view of `value` (small tensors are read through it) or of a
+            zero.
+        pullback: From gradients of what the leaf stands for to gradients of the parameters; None
+            if they are the same.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[], Tensor]
+    value: Tensor
+    leaf: Tensor
+    pullback: Pullback | None
+
+    @property
+    def asks(self) -> bool:
+        """No."""
+        return False
+
+    def leaves(self) -> list[Tensor]:
+        """The one leaf."""
+        return [self.leaf]
+
+    def refresh(self) -> None:
+        """Take the parameters' current values."""
+        self.value.copy_(self.read())
+
+    def squared(self, found: list[Tensor], x: Tensor | None) -> list[Tensor]:
+        """Norms of what the pullback gives for each example."""
+        wide = at_least_float32(found[0])
+        back = (wide,) if self.pullback is None else self.pullback(wide)
+        return [part.square().sum(tuple(range(1, part.dim()))) for part in back]
+
+    def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
+        """Sum first, pull back once."""
+        sums = [definitions.row_sum(found[0], own) for own in weights.unbind(1)]
+        return _pulled(self.pullback, sums, len(self.names))
+
+
+def _pulled(pullback: Pullback | None, sums: list[Tensor], count: int) -> list[Tensor]:
+    """Each parameter's part of the pullback of its own sum; one sum serves all."""
+    if pullback is None:
+        return sums
+    parts = [pullback(total.unsqueeze(0)) for total in sums]
+    return [parts[k if len(parts) > 1 else 0][k].squeeze(0) for k in range(count)]
+
+
+class Together:
+    """Small tensors that are parameters themselves: their gradients lie in one row per example.
+
+    Args:
+        slots: Theirs.
+    """
+
+    MOST = 4096
+    """Numbers of a tensor that is still small."""
+
+    def __init__(self, slots: Sequence[Whole]) -> None:
+        self.slots = list(slots)
+        self.names = tuple(name for slot in slots for name in slot.names)
+        self._ends = list(itertools.accumulate((slot.value.numel() for slot in slots), initial=0))
+        where = slots[0].value.device if slots else None
+        self._starts = torch.tensor(self._ends, dtype=torch.int32, device=where)
+
+    @classmethod
+    def takes(cls, slot: Slot) -> TypeGuard[Whole]:
+        """Whether a slot is one of these."""
+        small = slot.value.numel() <= cls.MOST
+        return isinstance(slot, Whole) and slot.pullback is None and small
+
+    def rows(self, found: Sequence[Tensor]) -> Tensor:
+        """The gradients of all leaves, `(examples, numbers)`."""
+        return torch.cat([gradient.flatten(1) for gradient in found], 1)
+
+    def squared(self, rows: Tensor) -> Sequence[Tensor]:
+        """Squared norms `(examples,)`, one for each parameter."""
+        norms: Tensor = torch.ops.sfumato.segment_norms(rows, self._starts)
+        return norms.unbind(1)
+
+    def summed(self, rows: Tensor, weights: Tensor) -> list[Tensor]:
+        """Weighted sums in float32, one for each parameter, with weights in the order of `names`.
+
+        One column of weights serves all parameters.
+        """
+        places = list(itertools.pairwise(self._ends))
+        if weights.shape[1] == 1:
+            whole = torch.ops.sfumato.row_sum(rows, weights[:, 0])
+            parts = [whole[a:b] for a, b in places]
+        else:
+            columns = weights.unbind(1)
+            parts = [
+                torch.ops.sfumato.row_sum(rows[:, a:b], own)
+                for (a, b), own in zip(places, columns, strict=True)
+            ]
+        return [part.view(slot.value.shape) for part, slot in zip(parts, self.slots, strict=True)]
+
+
+@dataclass
+class Matrix:
+    """Keeps of a linear layer's gradients those of its outputs: a ghost norm, and one product.
+
+    Attributes:
+        leaf: Receives the gradients of the outputs, `(rows, out)`.
+        views: Rows per example.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[], Tensor]
+    value: Tensor
+    leaf: Tensor
+    views: int
+
+    @property
+    def asks(self) -> bool:
+        """Yes."""
+        return True
+
+    def leaves(self) -> list[Tensor]:
+        """The one leaf."""
+        return [self.leaf]
+
+    def refresh(self) -> None:
+        """Take the parameters' current values."""
+        self.value.copy_(self.read())
+
+    def squared(self, found: list[Tensor], x: Tensor | None) -> list[Tensor]:
+        """The sum over pairs of views of the products of their inputs and of their gradients."""
+        assert x is not None
+        a, b = (
+            at_least_float32(t).view(-1, self.views, t.shape[1]) for t in (x.detach(), found[0])
+        )
+        if self.views == 1:
+            return [a.square().sum((1, 2)) * b.square().sum((1, 2))]
+        product = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(b, b.transpose(1, 2))
+        most = product.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1).square()
+        rounding = ghost_rounding(a.shape[2], 1, b.shape[2], self.views, UNIT)
+        return [product.sum((1, 2)).clamp_min(0) + rounding * most]
+
+    def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
+        """One product of weighted gradients and inputs, both without NaN where weights are zero."""
+        assert x is not None
+        a, b = rescaled(x.detach(), found[0], weights[:, 0], self.views)
+        return [b.T @ a]
+
+
+class FilterStep(Protocol):
+    """Standardisation of filters, whose norms follow from statistics of each filter's gradient.
+
+    Attributes:
+        plain: See `sfumato.kernels.definitions.standardise`, and so for `eps`.
+        eps: The constant.
+        gain: One factor per filter, or None.
+    """
+
+    plain: bool
+    eps: float
+    gain: Tensor | None
+
+
+@dataclass
+class Filters:
+    """Keeps of a convolution's filter gradients what the planner says.
+
+    With *ghost* norms the filters are those without a gain, which is a tensor of its own then, and
+    the norm is an upper bound: that of the gradient before the part along the filter is taken out.
+
+    Attributes:
+        way: See `sfumato.privacy.engines.storage_plan`.
+        geometry: How the convolution walks.
+        step: The parametrisation of the filters, or None for plain ones.
+        raw: The raw weight of that parametrisation.
+        centred: The centred raw filters at a fixed address, `(out, kh, kw, in)`, in float32.
+        directions: The same in the precision of the pass.
+        factors: What the step's derivative does, at a fixed address; see
+            `sfumato.kernels.definitions.FACTORS`.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[], Tensor]
+    value: Tensor
+    way: Way
+    geometry: Geometry
+    examples: int
+    output_shape: tuple[int, ...]
+    step: FilterStep | None
+    raw: Tensor | None
+    centred: Tensor | None = field(init=False, default=None)
+    directions: Tensor | None = field(init=False, default=None)
+    factors: Tensor | None = field(init=False, default=None)
+    gradient: Tensor | None = field(init=False, default=None)
+    statistics: Tensor | None = field(init=False, default=None)
+    ghost: Tensor | None = field(init=False, default=None)
+    output: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        out, channels = self.value.shape[:2]
+        one = (out, *self.geometry.kernel, channels)
+        wide = torch.promote_types(self.value.dtype, torch.float32)
+        if self.step is not None:
+            self.centred = self.value.new_zeros(one, dtype=wide)
+            self.directions = self.value.new_zeros(one)
+            self.factors = self.value.new_zeros((4, out), dtype=wide)
+        if self.way == "ghost":
+            self.ghost = zeros(self.value, self.examples, dtype=wide)
+        else:
+            count = 1 if self.step is None else 3
+            self.statistics = zeros(self.value, self.examples, count, out, dtype=wide)
+        if self.way == "materialise":
+            lain = (out, *self.geometry.kernel, padded(channels))
+            self.gradient = zeros(self.value, self.examples, *lain)
+        else:
+            self.output = zeros(self.value, *self.output_shape)
+
+    @property
+    def asks(self) -> bool:
+        """Where the sum is one more product."""
+        return self.output is not None
+
+    @property
+    def scales(self) -> Tensor | None:
+        """What ghost norms multiply each filter's gradient by, `(out,)`, or None for nothing."""
+        return self.factors[0] if self.way == "ghost" and self.factors is not None else None
+
+    def leaves(self) -> list[Tensor]:
+        """Norms or statistics first, then gradients of the filters or of the output."""
+        every = (self.ghost, self.statistics, self.gradient, self.output)
+        return [leaf for leaf in every if leaf is not None]
+
+    def refresh(self) -> None:
+        """Take the parameters' current values."""
+        if self.step is None or self.raw is None:
+            self.value.copy_(self.read())
+            return
+        gain = None if self.way == "ghost" or self.step.gain is None else self.step.gain.detach()
+        torch.ops.sfumato.write_standardised(
+            self.raw.detach(), gain, self.value, self.centred, self.directions, self.factors,
+            self.step.plain, self.step.eps,
+        )  # fmt: skip
+
+    def squared(self, found: list[Tensor], x: Tensor | None) -> Sequence[Tensor]:
+        """Norms from what the operators have found."""
+        if self.way == "ghost":
+            return found[:1]
+        if self.directions is None:
+            return [found[0][:, 0].sum(1)]
+        entries = self.directions[0].numel()
+        rounding = torch.finfo(self.directions.dtype).eps / 2
+        norms = torch.ops.sfumato.filter_norms(found[0], self.factors, entries, rounding)
+        return list(norms.unbind(1)[: len(self.names)])
+
+    def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
+        """From the gradients if they were kept, else by one more product."""
+        parts = []
+        for k in range(len(self.names) if weights.shape[1] > 1 else 1):
+            total = self._total(found[1], x, weights[:, k])
+            back = (total,)
+            if self.step is not None:
+                back = torch.ops.sfumato.filter_pullback(total, self.centred, self.factors)
+            parts.append((back[0].permute(0, 3, 1, 2), *back[1:]))
+        return [parts[k if len(parts) > 1 else 0][k] for k in range(len(self.names))]
+
+    def _total(self, kept: Tensor, x: Tensor | None, weights: Tensor) -> Tensor:
+        """The weighted sum of the gradients of the filters, `(out, kh, kw, in)`."""
+        total: Tensor
+        if self.way == "materialise":
+            total = torch.ops.sfumato.row_sum(kept, weights)
+            return total[..., : self.value.shape[1]]
+        at = self.geometry
+        total = torch.ops.sfumato.weighted_sum(x, kept, weights.contiguous(), at.numbers, at.views)
+        return total

@@ -1,0 +1,1 @@
+"""Random numbers, precision and sums, where privacy depends on their bits."""

@@ -1,0 +1,1 @@
+"""`verify`: the checks of `sfumato verify` on one model, with a report."""

@@ -1,0 +1,208 @@
+"""Fixed layers are run once: where only a network's end is trained, on images that do not change.
+
+Fixed are frozen layers, and all before a last linear layer that alone has parameters.
+
+What enters that end is the same for an image in every step. It is computed for all images before
+the first one, and steps go over it instead of over the images; so do the looks at held-out images.
+
+*Guarantee:* Before anything is kept, the whole network passes the checks that come before a first
+batch, at the number of images that are run together, so that what is kept of an image depends on
+that image alone; and what the end makes of it must be what the network makes of the image.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.data.augment import Augment
+from sfumato.data.progress_bar import progress
+from sfumato.data.store import ImageStore
+from sfumato.data.views import Views
+from sfumato.errors import UserError
+from sfumato.privacy.checks.method_choice import choose_method, found_mixing
+from sfumato.privacy.checks.mixing_layer import distance
+from sfumato.privacy.checks.spot_check import same_among_others
+from sfumato.privacy.per_example import PerExample
+
+_MOST = 4 << 30
+"""Bytes that features may take."""
+
+_ROWS = 256
+"""Images that are run at once."""
+
+_CHECKED = 16
+"""One in so many batches is run again among other images."""
+
+_MIXING = (
+    "This model cannot be trained with differential privacy: what fixed layers make of an image "
+    "depends on the images beside it. Look for statistics, sorts or rolls along the batch "
+    "(`sfumato verify` shows the details)."
+)
+
+
+class Features:
+    """What enters the trained end of a network, for every training image.
+
+    Args:
+        model: The network, on the store's device.
+        path: Where its end is.
+        store: The training images.
+
+    Attributes:
+        end: The end, with its parameters' names in the network.
+    """
+
+    def __init__(self, model: nn.Module, path: str, store: ImageStore) -> None:
+        self.path, self.end = path, End(path, model.get_submodule(path))
+        self._model, self._store = model, store
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and labels at these positions, which may repeat.
+
+        The first call runs the fixed layers on all images, with the weights that they have then.
+        """
+        rows, labels = self._kept = self._kept or self._all()
+        where = indices.to(rows.device)
+        return rows.index_select(0, where), labels.index_select(0, where)
+
+    def held_out(self, store: ImageStore) -> tuple[Tensor, Tensor]:
+        """Rows and labels of images that are not trained on, as evaluation has them."""
+        self._model.eval()
+        try:
+            return self._rows(store)
+        finally:
+            self._model.train()
+
+    def fits(self) -> bool:
+        """Whether rows can be kept: one tensor enters the end, and nothing comes after it."""
+        x, _ = _images(self._store, 0)
+        (once, output), (again, _) = self._entering(x), self._entering(x)
+        if once is None or again is None or not torch.equal(once, again):
+            return False
+        if once.shape[0] != len(x) or once[0].numel() * 4 * len(self._store) > _MOST:
+            return False
+        if torch.equal(once.flatten(1), x.flatten(1)):
+            return False  # nothing lies before the end
+        with torch.no_grad():
+            return distance(output, self.end(once)) == 0
+
+    def _entering(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What enters the end, if that is one tensor in one call; and the network's output."""
+        caught: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+        def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            caught.append((args, kwargs))
+
+        part = self._model.get_submodule(self.path)
+        hook = part.register_forward_pre_hook(catch, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                output: Tensor = self._model(x)
+        finally:
+            hook.remove()
+        if len(caught) != 1 or len(caught[0][0]) != 1 or caught[0][1]:
+            return None, output
+        found = caught[0][0][0]
+        return found if isinstance(found, Tensor) else None, output
+
+    def _all(self) -> tuple[Tensor, Tensor]:
+        engine = PerExample(self._model)
+        choose_method(engine, *_images(self._store, 0))
+        if found_mixing(engine):
+            raise UserError(_MIXING)
+        return self._rows(self._store, check=True)
+
+    def _rows(self, store: ImageStore, *, check: bool = False) -> tuple[Tensor, Tensor]:
+        """Inputs of the trained end for all images, computed in batches of one size.
+
+        With `check`, the first batch, the last and some others run once more with other images in
+        the place of half of them.
+        """
+        rows, labels = [], []
+        last = max(0, len(store) - _ROWS)
+        with progress("fixed layers", len(store)) as advance:
+            for first in range(0, len(store), _ROWS):
+                start = min(first, last)
+                x, y = _images(store, start)
+                found = self._one_row_each(x)
+                due = start in (0, last) or secrets.randbelow(_CHECKED) == 0
+                if check and due and not same_among_others(self._one_row_each, x, found):
+                    raise UserError(_MIXING)
+                rows.append(found[first - start :])
+                labels.append(y[first - start :])
+                advance(len(x) - (first - start))
+        return torch.cat(rows), torch.cat(labels)
+
+    def _one_row_each(self, x: Tensor) -> Tensor:
+        found, _ = self._entering(x.clone())
+        if found is None or len(found) != len(x):
+            raise RuntimeError(f"what enters {self.path} is not one row for each image")
+        return found
+
+
+def _images(store: ImageStore, first: int) -> tuple[Tensor, Tensor]:
+    """Some images as a step has them, and their labels."""
+    device = store.device
+    where = torch.arange(first, min(first + _ROWS, len(store)), device=device)
+    return _AS_THEY_ARE.fetch(store, where, _AS_THEY_ARE.draw(len(where)).to(device))
+
+
+class End(nn.Module):
+    """A part of a network by itself; its parameters are called as they are in the network."""
+
+    def __init__(self, path: str, part: nn.Module) -> None:
+        super().__init__()
+        self.path = path
+        holder: nn.Module = self
+        *above, own = path.split(".")
+        for name in above:
+            holder.add_module(name, nn.Module())
+            holder = holder.get_submodule(name)
+        holder.add_module(own, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The part's output."""
+        result: Tensor = self.get_submodule(self.path)(x)
+        return result
+
+
+def trained_end(model: nn.Module) -> str:
+    """The innermost module that has all trainable parameters; empty for the model itself."""
+    path, module = "", model
+    while True:
+        if any(p.requires_grad for p in module.parameters(recurse=False)):
+            return path
+        inside = [
+            (name, child)
+            for name, child in module.named_children()
+            if any(p.requires_grad for p in child.parameters())
+        ]
+        if len(inside) != 1:
+            return path
+        name, module = inside[0]
+        path = f"{path}.{name}" if path else name
+
+
+def frozen_features(model: nn.Module, store: ImageStore, views: Views) -> Features | None:
+    """What enters the trained end for every stored image, or None where it cannot be kept.
+
+    Args:
+        model: On the store's device.
+        store: The training images.
+        views: What a step makes of them.
+    """
+    path = trained_end(model)
+    last = isinstance(model.get_submodule(path), nn.Linear)
+    frozen = any(not p.requires_grad for p in model.parameters())
+    if not path or not (frozen or last) or views != _AS_THEY_ARE or not len(store):
+        return None
+    found = Features(model, path, store)
+    return found if found.fits() else None
+
+
+_AS_THEY_ARE = Views(augment=Augment())

@@ -1,0 +1,213 @@
+"""Which parameters a run takes over, which it draws anew or sets to zero, and which it trains.
+
+Patterns name layers or parameters as `torch.nn.Module.named_parameters` does: `head` is a layer
+with all that is in it, `*.bias` every bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from sfumato.errors import UserError, nearest
+from sfumato.privacy.numerics.randomness import Randomness
+from sfumato.privacy.statement import upwards
+from sfumato.recipe import Recipe
+from sfumato.settings import Start
+from sfumato.training.initial.start import Donor, Origin, spent
+
+HEAD = "head"
+"""What every model of the zoo calls its last layer."""
+
+_MANY = 6
+"""How many names a sentence lists."""
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern such as `head` or `*.bias` means a parameter, or a layer around it."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def chosen(patterns: Iterable[str], names: Sequence[str], *, setting: str) -> set[str]:
+    """The names that some pattern means.
+
+    Raises:
+        UserError: If a pattern means none.
+    """
+    found: set[str] = set()
+    layers = {".".join(n.split(".")[:depth]) for n in names for depth in range(1, n.count(".") + 2)}
+    for pattern in patterns:
+        meant = {name for name in names if matches(pattern, name)}
+        if not meant:
+            top = list(dict.fromkeys(name.split(".")[0] for name in names))
+            raise UserError(
+                f"'{pattern}' in {setting} matches no parameter of the model."
+                f"{nearest(pattern, layers)} Its layers are: {_listed(top, 24)}."
+            )
+        found |= meant
+    return found
+
+
+def freeze(model: nn.Module, settings: Start) -> None:
+    """Leave only what `start.train` means to be trained, or everything if that is empty."""
+    if not settings.train:
+        return
+    parameters = dict(model.named_parameters())
+    trained = chosen(settings.train, list(parameters), setting="start.train")
+    for name, parameter in parameters.items():
+        if name not in trained:
+            parameter.requires_grad_(False)
+
+
+def zero(model: nn.Module, settings: Start) -> None:
+    """Set what `start.zero` means to zero, after `freeze`.
+
+    A head of zeros sends no gradient back in the first step: it learns to read the layers below
+    before it changes them.
+
+    Raises:
+        UserError: If that is frozen, so that it would stay at zero.
+    """
+    parameters = dict(model.named_parameters())
+    for name in _zeros(model, settings):
+        if not parameters[name].requires_grad:
+            raise UserError(
+                f"start.zero sets '{name}' to zero, but start.train freezes it there: name it in "
+                "start.train too, or leave it out of start.zero."
+            )
+        with torch.no_grad():
+            parameters[name].zero_()
+
+
+def _zeros(model: nn.Module, settings: Start) -> list[str]:
+    names = [name for name, _ in model.named_parameters()]
+    meant = chosen(settings.zero, names, setting="start.zero")
+    return [name for name in names if name in meant]
+
+
+def fill(
+    model: nn.Module, donor: Donor, settings: Start, *, classes: int, randomness: Randomness
+) -> None:
+    """Give a freshly drawn model the donor's weights, or new ones with their mean and variance.
+
+    Raises:
+        UserError: If the donor's parameters are not those of the model.
+    """
+    taken, _ = matching(model, donor, settings, classes=classes)
+    generator = randomness.generator(0, "meanvar")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in taken:
+                continue
+            source = donor.parameters[name]
+            if settings.how == "transfer":
+                parameter.copy_(source)
+            else:
+                mean, std = source.double().mean(), source.double().std(correction=0)
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(mean + std * drawn)
+
+
+def matching(
+    model: nn.Module, donor: Donor, settings: Start, *, classes: int
+) -> tuple[list[str], list[str]]:
+    """The names of the parameters that come from the donor, and of those that stay as drawn."""
+    mine = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    theirs = {name: tuple(p.shape) for name, p in donor.parameters.items()}
+    transfer = settings.how == "transfer"
+    patterns = settings.reset
+    if patterns is None:
+        patterns = [HEAD] if transfer else []
+        if transfer and not any(matches(HEAD, name) for name in mine):
+            raise UserError(
+                f"The model has no layer called '{HEAD}': name the layers to draw anew in "
+                "start.reset ([] for none)."
+            )
+    reset = chosen(patterns, list(mine), setting="start.reset")
+    taken: list[str] = []
+    fresh: list[str] = []
+    wrong: list[str] = []
+    for name, shape in mine.items():
+        other = theirs.get(name)
+        if name in reset:
+            fresh.append(name)
+        elif other is None:
+            wrong.append(f"{name} is not in the source")
+        elif other == shape:
+            taken.append(name)
+        elif _but_for_classes(shape, classes) == _but_for_classes(
+            other, len(donor.description.classes)
+        ):
+            (fresh if transfer else taken).append(name)
+        else:
+            wrong.append(f"{name} is {other} in the source and {shape} here")
+    wrong += [
+        f"{name} is only in the source"
+        for name in theirs
+        if name not in mine and not any(matches(pattern, name) for pattern in patterns)
+    ]
+    if wrong or not taken:
+        d = donor.description
+        reason = _listed(wrong) if wrong else "start.reset leaves nothing of it"
+        raise UserError(
+            f"start.source = '{donor.source}' ('{d.model}' for "
+            f"{d.channels}x{d.size[0]}x{d.size[1]} images) does not match this run's model: "
+            f"{len(taken)} of {len(mine)} parameters match in name and shape, but {reason}. Use "
+            "the same model and options, or name in start.reset what to draw anew."
+        )
+    return taken, fresh
+
+
+def _but_for_classes(shape: tuple[int, ...], classes: int) -> tuple[int | None, ...]:
+    """A shape with its outputs left open where there is one for each class."""
+    return (None, *shape[1:]) if shape and shape[0] == classes else shape
+
+
+def describe(model: nn.Module, donor: Donor, settings: Start, *, classes: int) -> str:
+    """What was taken over and what was not, in a sentence."""
+    taken, fresh = matching(model, donor, settings, classes=classes)
+    every = len(taken) + len(fresh)
+    zeros = _zeros(model, settings)
+    taken, fresh = ([n for n in names if n not in zeros] for names in (taken, fresh))
+    what = f"'{donor.source}' ({donor.description.model})"
+    but = f"; drawn anew: {_listed(fresh)}" if fresh else ""
+    but += f"; begun at zero: {_listed(zeros)}" if zeros else ""
+    if settings.how == "transfer":
+        return f"{len(taken)} of {every} parameters were taken from {what}{but}."
+    return (
+        f"{len(taken)} of {every} parameters were drawn from normal "
+        f"distributions with the mean and variance that each has in {what}{but}."
+    )
+
+
+def frozen(model: nn.Module) -> str:
+    """Which parameters are trained, in a sentence; empty if all are."""
+    parameters = dict(model.named_parameters())
+    trained = [name for name, p in parameters.items() if p.requires_grad]
+    if len(trained) == len(parameters):
+        return ""
+    count = sum(parameters[name].numel() for name in trained)
+    return (
+        f"Only {_listed(trained)} {'was' if len(trained) == 1 else 'were'} trained, {count} of "
+        f"{sum(p.numel() for p in parameters.values())} numbers; the rest was frozen."
+    )
+
+
+def remarks(recipe: Recipe, origin: Origin, model: nn.Module) -> list[str]:
+    """What to tell the user before the first step."""
+    said = [words for words in (origin.words, frozen(model)) if words]
+    if origin.before:
+        said.append(
+            f"The start has spent epsilon {upwards(spent(recipe, origin), places=3)} of "
+            f"{recipe.privacy.epsilon:g} on these images; this run's noise keeps both together "
+            "within it."
+        )
+    return said
+
+
+def _listed(names: Sequence[str], many: int = _MANY) -> str:
+    shown = ", ".join(names[:many])
+    return f"{shown} and {len(names) - many} more" if len(names) > many else shown

@@ -1,0 +1,182 @@
+"""A start for private training that has seen no data: a network that tells drawn images apart.
+
+The images are those of `sfumato.data.dead_leaves`. Two views of an image are to be more alike than
+views of others; what the network learns by that serves real images too, and private training that
+starts from it needs less of its budget to find out what edges and surfaces are.
+
+*Guarantee:* Nothing here depends on an image that was not drawn by the program, so that a run which
+starts from the result spends nothing for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from sfumato import version
+from sfumato.data import dead_leaves
+from sfumato.data.catalogue import check_channels
+from sfumato.errors import UserError
+from sfumato.models import Trust
+from sfumato.pictures import curves
+from sfumato.privacy.accounting.composition import Exposure
+from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.numerics.randomness import Randomness
+from sfumato.recipe import Recipe
+from sfumato.text import words_in_markdown
+from sfumato.training import checkpoint, files
+from sfumato.training.classifier import Description, save_weights
+from sfumato.training.initial.prior_loop import CLASSES, Prior
+from sfumato.training.interrupt import stop_on_signal
+from sfumato.training.release import Result
+from sfumato.training.reporter import Reporter
+
+_KNOWN = (
+    "name", "about", "data.name", "data.size", "data.channels", "data.public", "model.",
+    "privacy.enabled", "optimizer.", "training.batch", "training.steps", "training.epochs",
+    "training.seed", "training.precision", "training.average", "training.average_kind",
+    "training.log_every", "training.checkpoint_every",
+)  # fmt: skip
+"""Settings that mean something here."""
+
+
+def concerns(recipe: Recipe) -> bool:
+    """Whether a recipe's images are drawn by the program."""
+    return recipe.data.name == dead_leaves.NAME
+
+
+def train(
+    recipe: Recipe,
+    *,
+    out: str | Path | None,
+    device: torch.device,
+    reporter: Reporter,
+    trust: Trust,
+) -> Result:
+    """Train a new start.
+
+    Args:
+        recipe: What to do.
+        out: The run folder to make; `runs/NAME-NNN` if None.
+        device: Where.
+        reporter: Who watches.
+        trust: The code outside sfumato that the recipe may name.
+    """
+    _check(recipe)
+    seed = recipe.training.seed
+    randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
+    prior = Prior(recipe, randomness, device, reporter, trust)
+    folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
+    with files.explained(folder):
+        if not randomness.seeded:
+            files.write_whole(folder / files.KEY, randomness.key, mode=0o600)
+        files.write_whole(folder / files.RECIPE, recipe.to_toml().encode())
+        with Ledger.create(folder / files.LEDGER, prior.header()) as ledger:
+            prior.open(folder)
+            prior.save()
+            return _go(prior, ledger)
+
+
+def resume(
+    folder: Path,
+    ledger: Ledger,
+    recipe: Recipe,
+    randomness: Randomness,
+    *,
+    device: torch.device,
+    reporter: Reporter,
+    trust: Trust,
+) -> Result:
+    """Go on with one that was interrupted."""
+    state, damaged = checkpoint.latest(folder / files.CHECKPOINTS)
+    for path in damaged:
+        reporter.say(f"Checkpoint {path.name} is damaged; an earlier one is used instead.")
+    prior = Prior(recipe, randomness, device, reporter, trust)
+    prior.count, prior.steps = int(ledger.header["examples"]), int(ledger.header["steps"])
+    with files.explained(folder):
+        files.sweep(folder)
+        (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
+        prior.open(folder, upto=state.step if state else 0)
+        if state is not None:
+            with checkpoint.explained(state, folder):
+                prior.restore(state)
+        reporter.say(f"Going on with {folder} after step {prior.step} of {prior.steps}.")
+        return _go(prior, ledger)
+
+
+def _check(recipe: Recipe) -> None:
+    if recipe.privacy.enabled:
+        raise UserError(
+            f"The images of '{dead_leaves.NAME}' are drawn by the program, so there is nobody to "
+            f"protect: train on them with `sfumato pretrain --data {dead_leaves.NAME}`, and on "
+            "your images with `sfumato train --start RUN`."
+        )
+    unknown = [
+        name for name in recipe.changed() if not any(_means(known, name) for known in _KNOWN)
+    ]
+    if unknown:
+        raise UserError(
+            f"Training on '{dead_leaves.NAME}' has no use for {', '.join(sorted(unknown))}: leave "
+            "it out."
+        )
+    check_channels(recipe.data.channels)
+    if (recipe.training.batch or 2) < 2:
+        raise UserError("training.batch must be at least 2 here: views are compared with others'.")
+
+
+def _means(known: str, name: str) -> bool:
+    return name.startswith(known) if known.endswith(".") else name == known
+
+
+def _go(prior: Prior, ledger: Ledger) -> Result:
+    """Take the steps that are left, then release."""
+    with stop_on_signal() as stop:
+        prior.run(stop)
+    ledger.sync()
+    folder, accuracy, seconds = prior.folder, prior.accuracy(), prior.metrics.seconds
+    final = {"final": True, "step": prior.step, "test_accuracy": accuracy, "seconds": seconds}
+    prior.metrics.add(final)
+    title = f"{prior.recipe.model.name} on {dead_leaves.NAME}"
+    curves.draw(
+        prior.metrics.records, folder / files.CURVES, title=title, ended="views of new images"
+    )
+    with prior.whole() as model:
+        save_weights(folder / files.WEIGHTS, model, _description(prior))
+    files.write_whole(folder / files.STATEMENT, _statement(prior, accuracy).encode())
+    (folder / files.KEY).unlink(missing_ok=True)
+    return Result(folder, accuracy, None, {}, 0.0, "", prior.step, seconds, 0, drawn=True)
+
+
+def _description(prior: Prior) -> Description:
+    seen = Exposure(dead_leaves.NAME, public=True, drawn=True)
+    model, channels = prior.recipe.model, prior.channels
+    return Description(
+        model=model.name,
+        options=dict(model.options),
+        classes=CLASSES,
+        channels=channels,
+        size=prior.size,
+        mean=(dead_leaves.MEAN,) * channels,
+        std=(dead_leaves.STD,) * channels,
+        guarantee={"private": False, "exposures": [seen.to_dict()]},
+    )
+
+
+def _statement(prior: Prior, accuracy: float) -> str:
+    return f"""# Privacy statement
+
+**There is nothing to protect.** This model was trained on images that the program drew at random,
+and on nothing else: no image of any data set, person or place. What starts from it depends on no
+data through it.
+
+- network: {words_in_markdown(prior.recipe.model.name)}
+- images: {prior.count:,} of '{dead_leaves.NAME}', {prior.side}×{prior.side} pixels
+- training: {prior.steps:,} steps, each with two views of {prior.batch:,} images
+- result: among {2 * prior.batch - 1:,} others the right view is found for {100 * accuracy:.1f} % of
+  the views of images that were not trained on
+
+Its head is not trained: go on with `sfumato train --start` and this folder.
+
+sfumato {version.of()}
+"""

@@ -1,0 +1,220 @@
+"""The compiled pass against the layered one, traced whole but run without code generation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sfumato import models
+from sfumato.privacy import Flat, GaussianNoise, PoissonSampler
+from sfumato.privacy.engines import compiled
+from sfumato.privacy.engines.compiled import Compiled, NotCompiled
+from sfumato.privacy.engines.storage_plan import Way
+from sfumato.privacy.mechanism import PrivateGradients
+from sfumato.privacy.per_example import PerExample
+
+
+@pytest.fixture(autouse=True)
+def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+CASES = [
+    ("tanh-cnn", {"filters": 4}, 8, 1, None),
+    ("tanh-cnn", {"filters": 4}, 8, 2, "ghost"),
+    ("wrn-10-1", {}, 8, 2, "materialise"),
+    ("wrn-10-1", {}, 8, 1, "norm-only"),
+    ("wrn-10-1", {}, 8, 2, "ghost"),
+    *(
+        pytest.param(name, {}, 8, views, way, marks=pytest.mark.slow)
+        for name in ("scale-resnet9", "resnet20", "wrn-10-1", "eq-resnet9-c4", "smoothnet")
+        for views in (1, 2)
+        for way in (None, "materialise", "norm-only", "ghost")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "size", "views", "way"), CASES)
+def test_norms_and_sums_are_those_of_the_layered_pass(
+    name: str, options: dict[str, object], size: int, views: int, way: Way | None
+) -> None:
+    torch.manual_seed(0)
+    model = models.create(name, classes=5, channels=2, size=size, **options).double()
+    engine = PerExample(model, views=views, check=False)
+    x, y = torch.randn(3 * views, 2, size, size).double(), torch.randint(0, 5, (3,))
+    ours = Compiled(engine, x, 3, torch.float64, way=way)(x, y)
+    reference = engine._run("layers", x, y)
+    norms, wanted = ours.squared_norms(), reference.squared_norms()
+    assert ours.names == reference.names
+    assert bool((norms >= wanted * (1 + 1e-4) - 1e-9).all())
+    # Ghost norms of standardised filters keep the small part along the filter.
+    rtol, atol = (0.3, 1e-3 * float(wanted.max())) if way == "ghost" else (1e-3, 1e-7)
+    torch.testing.assert_close(norms, wanted, rtol=rtol, atol=atol)
+    weights = torch.rand(3, len(ours.names)).double()
+    weights[1] = 0
+    for a, b in zip(ours.weighted_sum(weights), reference.weighted_sum(weights), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
+
+
+def test_values_follow_the_parameters() -> None:
+    model = models.create("wrn-10-1", classes=5, channels=2, size=8)
+    engine = PerExample(model, check=False)
+    x, y = torch.randn(2, 2, 8, 8), torch.tensor([0, 1])
+    passes = Compiled(engine, x, 2, torch.float32)
+    before = passes(x, y).losses
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    after = passes(x, y).losses
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, engine._run("layers", x, y).losses, rtol=1e-4, atol=1e-5)
+
+
+def test_a_nan_example_with_weight_zero_adds_nothing() -> None:
+    model = models.create("tanh-cnn", classes=3, channels=1, size=8, filters=2)
+    engine = PerExample(model, check=False)
+    x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
+    x[1] = float("nan")
+    ours = Compiled(engine, x, 3, torch.float32)(x, y)
+    weights = Flat(1.0).weights(ours.squared_norms())
+    assert not bool(weights[1].any())
+    assert all(bool(s.isfinite().all()) for s in ours.weighted_sum(weights))
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x * self.scale)
+
+
+def test_what_has_no_rule_is_left_to_the_other_paths() -> None:
+    with pytest.raises(NotCompiled):
+        Compiled(PerExample(Bare(), check=False), torch.randn(2, 4), 2, torch.float32)
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+    with pytest.raises(NotCompiled, match="pullback"):
+        Compiled(PerExample(normed, check=False), torch.randn(2, 4), 2, torch.float32)
+    private = PrivateGradients(
+        Bare(), sampler=PoissonSampler(4, 2), clipping=Flat(1.0), noise=GaussianNoise(0.0)
+    )
+    private.per_example.precision = torch.float32
+    private.accumulate(torch.randn(2, 4), torch.tensor([0, 1]))
+    assert "compiled" in private.per_example.passed_over
+
+
+def test_the_realised_norm_stays_within_c() -> None:
+    torch.manual_seed(0)
+    model = models.create("tanh-cnn", classes=5, channels=2, size=8)
+    engine = PerExample(model, check=False)
+    x, y = torch.randn(4, 2, 8, 8) * 10, torch.randint(0, 5, (4,))
+    ours = Compiled(engine, x, 4, torch.float32)(x, y)
+    weights = Flat(0.1).weights(ours.squared_norms())
+    for i in range(4):
+        alone = torch.zeros_like(weights)
+        alone[i] = weights[i]
+        total = sum(float(s.double().square().sum()) for s in ours.weighted_sum(alone))
+        assert total**0.5 <= 0.1
+
+
+def test_the_engine_takes_the_compiled_pass_when_asked() -> None:
+    torch.manual_seed(0)
+    model = models.create("tanh-cnn", classes=3, channels=1, size=8, filters=2)
+    engine = PerExample(model, precision=torch.float32)
+    x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
+    ours = engine(x, y)
+    assert isinstance(ours, compiled.Fused), engine.passed_over
+    wanted = PerExample(model)(x, y).squared_norms()
+    torch.testing.assert_close(ours.squared_norms(), wanted, rtol=1e-3, atol=1e-9)
+
+
+def test_a_fault_behind_a_head_of_zeros_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = models.create("tanh-cnn", classes=3, channels=1, size=8, filters=2)
+    model.head.weight.data.zero_()
+    x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
+    right = PerExample(model, precision=torch.float32)
+    model.head.bias.data.zero_()
+    first = right(x, y)
+    assert isinstance(first, compiled.Fused), right.passed_over
+    assert not bool(model.head.weight.any())
+    torch.testing.assert_close(first.losses, torch.full((3,), math.log(3.0)))
+    assert not bool(first.squared_norms()[:, :-2].any()), "zeros pass nothing back"
+    monkeypatch.setattr(compiled.Fused, "weighted_sum", _longer(2.0))
+    engine = PerExample(model, precision=torch.float32)
+    assert not isinstance(engine(x, y), compiled.Fused)
+    assert "adds" in engine.passed_over["compiled"]
+
+
+def _longer(factor: float) -> Callable[[compiled.Fused, Tensor], list[Tensor]]:
+    """Sums whose first parameter is too long."""
+    honest = compiled.Fused.weighted_sum
+
+    def wrong(self: compiled.Fused, weights: Tensor) -> list[Tensor]:
+        first, *rest = honest(self, weights)
+        return [factor * first, *rest]
+
+    return wrong
+
+
+def _taken(precision: torch.dtype) -> tuple[bool, str]:
+    """Whether an engine takes the compiled pass as it is now, and if not, why."""
+    torch.manual_seed(0)
+    model = models.create("tanh-cnn", classes=3, channels=1, size=8, filters=2)
+    engine = PerExample(model, precision=precision)
+    found = engine(torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2]))
+    return isinstance(found, compiled.Fused), engine.passed_over.get("compiled", "")
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.9, 0.999, 2.0])
+def test_norms_that_are_not_those_of_the_sums_are_found(
+    monkeypatch: pytest.MonkeyPatch, precision: torch.dtype, factor: float
+) -> None:
+    honest = compiled.Fused.squared_norms
+    monkeypatch.setattr(compiled.Fused, "squared_norms", lambda self: honest(self) * factor**2)
+    taken, reason = _taken(precision)
+    assert not taken and "of norm" in reason
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_gradients_of_the_wrong_example_are_found(
+    monkeypatch: pytest.MonkeyPatch, precision: torch.dtype
+) -> None:
+    norms, sums = compiled.Fused.squared_norms, compiled.Fused.weighted_sum
+    monkeypatch.setattr(compiled.Fused, "squared_norms", lambda self: norms(self).flip(0))
+    monkeypatch.setattr(compiled.Fused, "weighted_sum", lambda self, w: sums(self, w.flip(0)))
+    taken, reason = _taken(precision)
+    assert not taken and "for one example by" in reason
+
+
+def test_what_narrow_numbers_do_to_one_example_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As networks that are sure of an example do: its gradient is off, its norm with it."""
+    norms, sums = compiled.Fused.squared_norms, compiled.Fused.weighted_sum
+    off = torch.tensor([[1.0], [1.0], [1.06]]).double()
+    monkeypatch.setattr(compiled.Fused, "squared_norms", lambda self: norms(self) * off.square())
+    monkeypatch.setattr(compiled.Fused, "weighted_sum", lambda self, w: sums(self, w * off))
+    assert _taken(torch.bfloat16) == (True, "")
+    taken, reason = _taken(torch.float32)
+    assert not taken and "differs" in reason
+
+
+def test_one_process_may_train_more_models_than_the_compiler_likes() -> None:
+    for filters in range(1, 12):
+        model = nn.Sequential(nn.Conv2d(2, filters, 3), nn.Flatten(), nn.Linear(filters * 4, 3))
+        engine = PerExample(model, check=False)
+        x, y = torch.randn(filters, 2, 4, 4), torch.randint(0, 3, (filters,))
+        ours = Compiled(engine, x, filters, torch.float32, way="materialise")(x, y)
+        wanted = engine._run("layers", x, y)
+        torch.testing.assert_close(ours.losses, wanted.losses)
+        weights = torch.rand(filters, 1)
+        for a, b in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):
+            torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,103 @@
+"""What the planner keeps of gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.engines.storage_plan import (
+    SHARE,
+    Convolution,
+    by_outputs,
+    outputs_of,
+    plan,
+    room,
+)
+
+
+def layer(name: str, channels: int, positions: int, views: int = 1) -> Convolution:
+    at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), views)
+    return Convolution(name, at, channels, channels, positions)
+
+
+def test_few_positions_take_ghost_norms_and_many_views_materialise() -> None:
+    small, large = layer("small", 256, 64), layer("large", 64, 1024)
+    assert plan([small, large], 2048, memory=1 << 40) == {"small": "ghost", "large": "materialise"}
+    many = layer("small", 256, 64, views=16)
+    assert plan([many], 128, memory=1 << 40) == {"small": "materialise"}
+    assert "ghost" not in many.possible()
+
+
+def test_short_memory_gives_up_the_cheapest_bytes_first() -> None:
+    layers = [layer("a", 256, 256), layer("b", 64, 256)]
+    free = plan(layers, 512, memory=1 << 40)
+    assert set(free.values()) == {"materialise"}
+    room = layers[0].bytes("norm-only", 512) + layers[1].bytes("materialise", 512)
+    tight = plan(layers, 512, memory=room)
+    assert tight["a"] == "norm-only" and tight["b"] == "materialise"
+    assert set(plan(layers, 512, memory=0).values()) <= {"norm-only", "materialise"}
+
+
+def test_a_small_excess_costs_a_small_layer() -> None:
+    layers = [layer("large", 256, 256), layer("small", 128, 256)]
+    every = sum(one.bytes("materialise", 512) for one in layers)
+    assert plan(layers, 512, memory=every - 1) == {"large": "materialise", "small": "norm-only"}
+    gone = layers[1].bytes("materialise", 512) - layers[1].bytes("norm-only", 512)
+    assert plan(layers, 512, memory=every - gone - 1)["large"] == "norm-only"
+
+
+def test_costs_grow_with_the_work() -> None:
+    one = layer("a", 128, 256)
+    for way in ("materialise", "norm-only"):
+        assert one.seconds(way, 64) < one.seconds(way, 128)
+        assert one.bytes(way, 64) * 2 == one.bytes(way, 128)
+    assert one.entries == 128 * 128 * 9 and one.length == 256
+
+
+def test_large_matrices_are_kept_by_their_outputs() -> None:
+    assert by_outputs(2048, 256, 1)
+    assert not by_outputs(256, 10, 1)
+    assert not by_outputs(2048, 256, 64)
+
+
+def test_shapes_are_noted_in_the_order_of_calls() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 2)
+            self.conv = nn.Conv2d(2, 2, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.conv(self.conv(x)).flatten(1))
+
+    model = Twice()
+    found = outputs_of(model, torch.randn(1, 2, 2, 2))
+    assert list(found) == [model.conv, model.head]
+    assert [len(shapes) for shapes in found.values()] == [2, 1]
+
+
+def test_room_is_a_share_of_what_the_backward_pass_keeps() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+    # Of each row: the convolution's input, and ReLU's output, which the last layer shares.
+    numbers = 3 * 16 + 8 * 16
+    found = room(model, torch.randn(1, 3, 4, 4), 100)
+    assert found == int(SHARE * 2 * numbers * 100)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_rows_count_wherever_they_lie() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1).T.tanh().reshape(-1, 1)
+
+    assert room(Turned(), torch.randn(1, 4, requires_grad=True), 5) == 0  # the input is not trained
+    model = nn.Sequential(nn.Linear(4, 4), Turned())
+    assert room(model, torch.randn(1, 4), 5) == int(SHARE * 2 * 8 * 5)
+
+
+def test_weights_take_no_part_in_the_room() -> None:
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(4, 1000), nn.Linear(1000, 2))
+    with torch.no_grad():
+        found = room(wide, torch.randn(1, 4), 3)
+    assert found == int(SHARE * 2 * 1004 * 3)
