@@ -133,22 +133,22 @@ class Gradients:
         example contributes exactly nothing, even if its gradient holds NaN or infinity.
         """
         weights = weights.expand(-1, len(self._blocks))
-        dropped = weights == 0
-        any_dropped = bool(dropped.any())
         sums = []
         with full_precision(weights.device):
             for i, (block, shape) in enumerate(zip(self._blocks, self.shapes, strict=True)):
+                own = weights[:, i]
                 if block is not None and not isinstance(block, Tensor):
-                    sums.append(block.weighted_sum(weights[:, i]))
+                    sums.append(block.weighted_sum(own))
                     continue
                 if block is None or block.shape[1] == 0:
                     wide = widest(weights.device)
                     sums.append(torch.zeros(shape, device=weights.device, dtype=wide))
                     continue
-                out = dropped[:, i]
-                if any_dropped and not bool(torch.isfinite(block[:, out]).all()):
-                    block = block.masked_fill(out.view(1, -1, 1), 0)
-                sums.append(_unblock(_weighted(weights[:, i], block), shape))
+                total = _weighted(own, block)
+                if not bool(torch.isfinite(total).all()):
+                    # Zero times infinity is NaN.
+                    total = _weighted(own, block.masked_fill((own == 0).view(1, -1, 1), 0))
+                sums.append(_unblock(total, shape))
         return sums
 
 
@@ -162,15 +162,18 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-_AT_ONCE = 1 << 22
-"""Numbers turned into float64 at once, 32 MiB."""
+_AT_ONCE = {"cpu": 1 << 18}
+"""Numbers turned into float64 at once: on a CPU 2 MiB, which its caches hold."""
+
+_AT_ONCE_ELSEWHERE = 1 << 22
 
 
 def _weighted(weights: Tensor, block: Tensor) -> Tensor:
     """The weighted sum over the examples of a block `(taps, examples, rest)`, `(taps, rest)`."""
     wide = widest(block.device)
     weights = weights.to(wide)
-    rows = max(1, _AT_ONCE // max(1, block.shape[0] * block.shape[2]))
+    numbers = _AT_ONCE.get(block.device.type, _AT_ONCE_ELSEWHERE)
+    rows = max(1, numbers // max(1, block.shape[0] * block.shape[2]))
     parts = zip(torch.split(weights, rows), torch.split(block, rows, 1), strict=True)
     sums = [torch.matmul(own, part.to(wide)) for own, part in parts]
     total = sums[0]
