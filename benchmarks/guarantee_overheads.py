@@ -25,6 +25,7 @@ from sfumato.bench.feed import drawn
 from sfumato.privacy.checks import spot_check
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.randomness import Randomness
+from sfumato.privacy.numerics.totals import Totals
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -42,8 +43,8 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> f
     return statistics.median(times)
 
 
-def added(totals: list[Tensor], parts: list[Tensor]) -> None:
-    torch._foreach_add_(totals, [p.to(t.dtype) for p, t in zip(parts, totals, strict=True)])
+def added_in_float32(totals: list[Tensor], parts: list[Tensor]) -> None:
+    torch._foreach_add_(totals, parts)
 
 
 def main() -> None:
@@ -63,7 +64,9 @@ def main() -> None:
     draw = drawn(case, torch.Generator().manual_seed(0))
     step = seconds(lambda: loop.take_step(draw), device, a.repeats)
 
-    parameters = [p.detach() for p in loop.private.per_example.trainable.values()]
+    trained = loop.private.per_example.trainable
+    parameters = [p.detach() for p in trained.values()]
+    sums = Totals(trained)
     totals = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
     stream = Randomness.from_seed(0).stream(0, "noise")
     count = sum(p.numel() for p in parameters)
@@ -72,9 +75,11 @@ def main() -> None:
     plain = seconds(
         lambda: torch.randn(count, device=device, dtype=torch.float64).float(), device, a.repeats
     )
-    wide = seconds(lambda: added(totals, parameters), device, a.repeats) * case.physical
+    names = list(trained)
+    wide = seconds(lambda: sums.add(names, parameters), device, a.repeats) * case.physical
     narrow = [t.float() for t in totals]
-    before = seconds(lambda: added(narrow, parameters), device, a.repeats) * case.physical
+    before = seconds(lambda: added_in_float32(narrow, parameters), device, a.repeats)
+    before *= case.physical
 
     indices = draw[: case.at_once].to(device)
     views = loop.views.draw(len(indices)).to(device)

@@ -29,8 +29,8 @@ from sfumato.privacy.numerics.precision import full_precision
 if TYPE_CHECKING:
     from sfumato.privacy.per_example import PerExample
 
-EVERY = 200
-"""One in so many physical batches is checked; a check costs one to two passes."""
+EVERY = 500
+"""One in so many physical batches is checked; a check takes up to five times as long as one."""
 
 KINDS = ("copies", "zeros", "random", "alone")
 """Replacements of the examples that are not looked at; `alone` removes them."""
