@@ -152,7 +152,7 @@ def without(*names):
         (changed(y_train=lambda y: y * 10**9), "no training image has the label 1, though labels"),
         (changed(y_train=lambda y: y * 10**15), "labels reach 3000000000000000"),
         (
-            changed(y_train=lambda y: np.where(y == 3, 2**64 - 1, y).astype(np.uint64)),
+            changed(y_train=lambda y: np.where(y == 3, np.uint64(2**64 - 1), y.astype(np.uint64))),
             "no training image has the label 3, though labels reach 18446744073709551615",
         ),
         (changed(y_train=lambda y: y + 0.5), "not whole numbers"),

@@ -8,9 +8,9 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 from scipy import stats
 
+from sfumato import version
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
@@ -103,7 +103,7 @@ def test_groups_count_schedules_and_the_start_too() -> None:
     [
         "zero-out", "sees the weights after every single step", "Other releases", "Timing.",
         "size and channels of the images", "float64", "rounded to a fixed grid",
-        f"PyTorch {torch.__version__}", f"Python {platform.python_version()}", "dp-accounting",
+        f"PyTorch {version.of('torch')}", f"Python {platform.python_version()}", "dp-accounting",
         "NumPy", "sfumato",
     ],
 )  # fmt: skip

@@ -184,6 +184,7 @@ def test_runs_that_diverge_are_written_down(tmp_path: Path) -> None:
 
 
 def test_ranges_are_searched(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
     choices = {
         "optimizer.lr": Range(0.5, 8.0),
         "training.views": Range(1, 3),
@@ -203,6 +204,7 @@ def test_ranges_are_searched(tmp_path: Path) -> None:
 
 
 def test_nothing_is_run_twice_when_proposals_run_out(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
     choices = {"optimizer.lr": [1.0, 2.0]}
     found = tune(tiny(), choices, out=tmp_path / "t", trials=5, device="cpu")
     assert sorted(t.settings["optimizer.lr"] for t in found) == [1.0, 2.0]

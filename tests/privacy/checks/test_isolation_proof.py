@@ -23,6 +23,8 @@ from sfumato.privacy.checks.model_state import Snapshot
 from sfumato.privacy.engines.losses import Loss, cross_entropy
 from thinning import one_in
 
+OLD = torch.__version__ < "2.12"
+
 NOT_PROVED = {
     "padding circular": "memory that was never written",
     "same even circular": "memory that was never written",
@@ -177,7 +179,10 @@ def test_operators_within_rows_are_proved(name: str) -> None:
         lambda out, y: F.smooth_l1_loss(out, y, reduction="none").sum(1),
         lambda out, y: F.huber_loss(out, y, reduction="none").sum(1),
         lambda out, y: F.kl_div(out.log_softmax(1), y, reduction="none").sum(1),
-        lambda out, y: F.cross_entropy(out, y, reduction="none", label_smoothing=0.1),
+        pytest.param(
+            lambda out, y: F.cross_entropy(out, y, reduction="none", label_smoothing=0.1),
+            marks=pytest.mark.skipif(OLD, reason="PyTorch 2.11 does not trace it"),
+        ),
     ],
 )
 def test_losses_of_each_row_are_proved(loss: Loss) -> None:

@@ -172,7 +172,7 @@ def deferrable(
 
     Args:
         model: The model.
-        ways: Its modules with their names and ways, as `privacy.paths.assign` gives them.
+        ways: Its modules with their names and ways, as `privacy.engines.paths.assign` gives them.
         x: Inputs like those to come.
         views: Rows per example.
     """

@@ -116,7 +116,7 @@ class Layered:
     def _deferrable(
         self, x: Tensor, names: tuple[str, ...]
     ) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
-        """Layers whose gradients are not written out, on a CPU; see `privacy.deferred`."""
+        """Layers whose gradients are not written out, on a CPU; see `book_keeping`."""
         narrow = x.dtype not in (torch.float32, torch.float64)
         if not self.defers or x.device.type != "cpu" or narrow or torch.is_autocast_enabled("cpu"):
             return {}
