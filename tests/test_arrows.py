@@ -20,7 +20,7 @@ BELOW = {
     "data": set(),
     "starts": set(),
     "models": {"nn"},
-    "privacy": {"kernels"},
+    "privacy": {"kernels", "nn"},
     "training": {"privacy", "models", "data", "pictures", "recipe", "settings", "starts"},
     "recipes": {"recipe"},
     "analysis": {"training", "privacy", "models", "data", "recipe", "recipes"},

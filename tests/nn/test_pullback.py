@@ -40,5 +40,5 @@ def test_steerable_weights_and_field_biases() -> None:
         value = getattr(conv, name)
         gradients = torch.randn(4, *value.shape).double()
         (wanted,) = torch.autograd.grad(value, [chain.original], gradients, is_grads_batched=True)
-        ours = chain[0].pullback(chain.original.detach(), gradients)
+        (ours,) = chain[0].pullback(chain.original.detach(), gradients)
         torch.testing.assert_close(ours, wanted, rtol=1e-8, atol=1e-10)

@@ -20,7 +20,7 @@ from sfumato.privacy import (
     one_at_a_time,
 )
 from sfumato.privacy.checks.agreement import errors
-from sfumato.privacy.checks.model_state import Snapshot
+from sfumato.privacy.numerics.model_state import Snapshot
 
 N, CLASSES = 7, 4
 X = torch.randn(N, 3, 10, 10, generator=torch.Generator().manual_seed(0))

@@ -15,7 +15,10 @@ from torch.nn.utils import parametrizations
 from sfumato.errors import UserError
 from sfumato.privacy import PerExample, one_at_a_time
 from sfumato.privacy.checks.agreement import errors
-from sfumato.privacy.checks.model_state import Snapshot
+from sfumato.privacy.engines.engine import Engine
+from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.one_at_a_time import OneAtATime
+from sfumato.privacy.numerics.model_state import Snapshot
 
 X = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6) % CLASSES
@@ -49,7 +52,7 @@ def test_checks_leave_no_trace() -> None:
         random.getstate(),
         np.random.get_state()[1].copy(),
     )
-    twice._method_for(X, Y)
+    twice.settle(X, Y)
     assert before.first_difference(Snapshot(net)) is None
     assert torch.equal(torch_state, torch.get_rng_state())
     assert python_state == random.getstate()
@@ -59,15 +62,15 @@ def test_checks_leave_no_trace() -> None:
     assert all("forward" not in m.__dict__ for m in net.modules())
 
 
-@pytest.mark.parametrize("method", ["layers", "loop"])
-def test_one_pass_advances_the_model_s_own_state_once(method: str) -> None:
+@pytest.mark.parametrize("kind", [Layered, OneAtATime])
+def test_one_pass_advances_the_model_s_own_state_once(kind: type[Engine]) -> None:
     build, _ = SOUND["counts_calls"]
     net = build()
     calls = next(net.buffers())
     engine = PerExample(net)
-    engine._method_for(X, Y)
+    engine.settle(X, Y)
     assert calls == 0
-    engine._run(method, X, Y)
+    kind(engine.objective).gradients(X, Y)
     assert calls == 1
 
 
@@ -87,14 +90,14 @@ def test_targets_of_the_batch_are_not_used_by_the_checks(
         return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
     impossible = torch.full((6,), 99)
-    PerExample(model, loss=loss)._method_for(torch.full_like(X, float("nan")), impossible)
+    PerExample(model, loss=loss).settle(torch.full_like(X, float("nan")), impossible)
     assert seen and all(int(t.max()) < CLASSES for t in seen)
 
 
 def test_inputs_are_not_used_by_the_checks(model: nn.Module) -> None:
     calls: list[Tensor] = []
     model.register_forward_pre_hook(lambda _, args: calls.append(args[0].detach().clone()))
-    PerExample(model)._method_for(X, Y)
+    PerExample(model).settle(X, Y)
     assert calls
     assert not any(bool((row == X.flatten(1)).all(1).any()) for c in calls for row in c.flatten(1))
 

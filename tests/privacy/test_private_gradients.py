@@ -256,7 +256,7 @@ def test_frozen_between_accumulate_and_release(model: nn.Module) -> None:
     assert model[3].weight.grad is not None
 
 
-def test_modules_are_walked_twice_per_batch_and_once_per_release(
+def test_modules_are_walked_three_times_per_batch_and_once_per_release(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mechanism = private(model)
@@ -272,7 +272,7 @@ def test_modules_are_walked_twice_per_batch_and_once_per_release(
     monkeypatch.setattr(nn.Module, "named_parameters", counted)
     for _ in range(2):
         mechanism.accumulate(X, Y)
-        assert len(walks) == 2
+        assert len(walks) == 3
         walks.clear()
     mechanism.release()
     assert len(walks) == 1

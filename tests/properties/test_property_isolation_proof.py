@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sfumato.privacy.checks.isolation_proof import prove_isolation
-from sfumato.privacy.engines.losses import cross_entropy
+from sfumato.privacy.engines.objective import cross_entropy
 
 Step = Callable[["Program", Tensor], Tensor]
 A, C = 4, 6

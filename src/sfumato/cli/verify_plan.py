@@ -33,13 +33,15 @@ def show(
     import torch
 
     from sfumato.privacy.engines.compiled_forward import convolutions
+    from sfumato.privacy.engines.objective import Objective
+    from sfumato.privacy.engines.paths import assign
     from sfumato.privacy.engines.storage_plan import WAYS, outputs_of, plan, room
-    from sfumato.privacy.per_example import PerExample
 
     row = torch.zeros(1, *shape)
     calls = outputs_of(model, row)
-    engine = PerExample(model, views=views, check=False)
-    found = convolutions(engine, {m: s[0] for m, s in calls.items() if len(s) == 1})
+    found = convolutions(
+        Objective(model, views=views), {m: s[0] for m, s in calls.items() if len(s) == 1}
+    )
     layers = [layer for layer, _ in found.values()]
     limit = room(model, row, examples * views) if memory is None else int(memory * 2**30)
     ways = plan(layers, examples, memory=limit)
@@ -68,6 +70,6 @@ def show(
         f"of at most {limit / 2**30:.2f} for the filters' gradients, estimated for an H200 in "
         "bfloat16."
     )
-    rest = sum(1 for _, module, _ in engine._ways() if module not in found)
+    rest = sum(1 for _, module, _ in assign(model) if module not in found)
     if rest:
         console.print(f"{rest} other layers with parameters keep every example's gradient.")

@@ -83,13 +83,13 @@ class SteerableWeight(nn.Module):
         parts = parts.transpose(-5, -4).flatten(-4)
         return self.gain * (parts @ self.basis.T)
 
-    def pullback(self, coefficients: Tensor, gradient: Tensor) -> Tensor:
+    def pullback(self, coefficients: Tensor, gradient: Tensor) -> tuple[Tensor]:
         """Gradients `(..., *filters)` of the filters as gradients `(..., *coefficients.shape)`.
 
         The transposed derivative of `forward` in closed form: linear in `gradient`, so it serves
         one gradient, a sum, or a stack of per-example gradients alike.
         """
-        return self.pullback_expanded(coefficients, self.project(gradient))
+        return (self.pullback_expanded(coefficients, self.project(gradient)),)
 
     def pullback_expanded(self, coefficients: Tensor, projected: Tensor) -> Tensor:
         """The part of `pullback` after `project`: the derivative of the standardisation."""
@@ -134,9 +134,9 @@ class FieldBias(nn.Module):
         """One shift per field to one per channel."""
         return (shifts.unsqueeze(-1) * self.direction).flatten(-2)
 
-    def pullback(self, shifts: Tensor, gradient: Tensor) -> Tensor:
+    def pullback(self, shifts: Tensor, gradient: Tensor) -> tuple[Tensor]:
         """Gradients `(..., channels)` of the bias as gradients `(..., *shifts.shape)`."""
-        return torch.unflatten(gradient, -1, (-1, len(self.direction))) @ self.direction
+        return (torch.unflatten(gradient, -1, (-1, len(self.direction))) @ self.direction,)
 
     def right_inverse(self, bias: Tensor) -> Tensor:
         """The nearest invariant bias."""

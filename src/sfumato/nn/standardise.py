@@ -36,8 +36,6 @@ class WeightStandardisation(nn.Module):
     """
 
     gain: nn.Parameter | None
-    any_order = True
-    """The entries of a filter may come in any order."""
 
     def __init__(self, filters: int, *, form: Form, gain: bool, eps: float) -> None:
         super().__init__()

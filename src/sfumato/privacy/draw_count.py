@@ -96,3 +96,17 @@ def _marked(seen: Tensor | None, indices: Tensor, examples: int) -> Tensor:
             "of one. Accumulate each physical batch of a draw once, then call release()."
         )
     return marked if seen is None else seen | marked
+
+
+def check_weights(weights: Tensor, y: Tensor) -> None:
+    """Refuse weights other than one or zero for each example.
+
+    Values are looked at only where that takes no waiting for a device.
+    """
+    if weights.shape != y.shape[:1]:
+        raise ValueError(f"{y.shape[0]} examples have {tuple(weights.shape)} weights")
+    if weights.device.type == "cpu" and not bool(((weights == 0) | (weights == 1)).all()):
+        raise UserError(
+            "Weights must be one for an example that was drawn and zero for padding: an example "
+            "that counts in part, or twice, has no place in the mechanism."
+        )

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.accountants import epsilon as account
-from sfumato.privacy.accounting.calibration import check_delta
+from sfumato.privacy.accounting.calibration import check_delta, noise_multiplier_for
+from sfumato.privacy.checks.refusals import refuse_without_noise
 from sfumato.privacy.checks.spot_check import SpotCheck
-from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Unclipped
-from sfumato.privacy.draw_count import DrawCount
+from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Flat, Unclipped
+from sfumato.privacy.draw_count import DrawCount, check_weights
 from sfumato.privacy.engines.ordinary_backward import Ordinary
 from sfumato.privacy.engines.results import PerExampleGradients
+from sfumato.privacy.loader import poisson_loader
 from sfumato.privacy.noise import GaussianNoise
-from sfumato.privacy.numerics.precision import widest
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.numerics.totals import Totals
 from sfumato.privacy.own_statement import own_statement
 from sfumato.privacy.per_example import Loss, PerExample, cross_entropy
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
+
+_CHANGED = "parameters were frozen or unfrozen, or replaced, between accumulate and release"
 
 
 class PrivateGradients:
@@ -43,6 +47,8 @@ class PrivateGradients:
         randomness: Source of the noise: a new key from the operating system if None. A key serves
             one mechanism: two would have the same noise. With `Randomness.from_seed` releases can
             be repeated, and are not private.
+        precision: Precision of the compiled pass. `auto` is bfloat16 on a GPU that computes in it,
+            for a model in float32; None computes as the model does, and compiles nothing.
 
     Guarantee: If every call of `release` follows the accumulation of one draw of `sampler`, each
     drawn example once, then the sequence of gradients released is the composition of `history`:
@@ -68,6 +74,7 @@ class PrivateGradients:
         views: int = 1,
         check: bool = True,
         randomness: Randomness | None = None,
+        precision: torch.dtype | Literal["auto"] | None = "auto",
     ) -> None:
         _check_kinds(sampler, clipping, noise)
         if noise.multiplier and clipping.sensitivity == float("inf"):
@@ -78,7 +85,9 @@ class PrivateGradients:
         self.sampler, self.noise = sampler, noise
         self.randomness = Randomness.fresh() if randomness is None else randomness
         self._noises = 0
-        self.per_example = PerExample(model, loss=loss, views=views, check=check)
+        self.per_example = PerExample(
+            model, loss=loss, views=views, check=check, precision=precision
+        )
         self.spot_check = SpotCheck()
         self.clipping = clipping
         self.clipping.gradient_noise(noise.multiplier)
@@ -88,6 +97,41 @@ class PrivateGradients:
         self._draw = DrawCount()
         self._observed: Tensor | None = None
         self._statistics = BatchStatistics()
+
+    @classmethod
+    def for_budget(
+        cls,
+        model: nn.Module,
+        *,
+        examples: int,
+        batch: float,
+        epsilon: float,
+        delta: float,
+        steps: int,
+        clipping: ClippingRule | None = None,
+        accountant: AccountantName = "pld",
+        **more: Any,
+    ) -> Self:
+        """The mechanism with the least noise that keeps so many steps within a privacy budget.
+
+        Args:
+            model: The model whose trainable parameters receive `.grad`.
+            examples: Number of training examples N.
+            batch: Expected number of examples in a step.
+            epsilon: Of the budget.
+            delta: Of the budget; below one in the number of examples.
+            steps: Number of releases.
+            clipping: The clipping rule; `Flat(1.0)` if None.
+            accountant: `pld` or `rdp`.
+            **more: As for the class itself.
+        """
+        check_delta(delta, examples)
+        sampler = PoissonSampler(examples, batch)
+        sigma = noise_multiplier_for(
+            epsilon=epsilon, delta=delta, q=sampler.rate, steps=steps, accountant=accountant
+        )
+        rule = Flat(1.0) if clipping is None else clipping
+        return cls(model, sampler=sampler, clipping=rule, noise=GaussianNoise(sigma), **more)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and files, without the key, sums and examples.
@@ -179,15 +223,54 @@ class PrivateGradients:
         draw = self._draw.after(self.sampler, y, weights)
         own = weights.weights if isinstance(weights, PhysicalBatch) else weights
         if own is not None:
-            _check_weights(own, y)
+            check_weights(own, y)
         self._add(self._gradients(x, y), y, own)
         self._draw = draw
 
+    def backward(
+        self, x: Tensor, y: Tensor, *, physical_batch: int | None = None
+    ) -> BatchStatistics:
+        """Put the noisy mean gradient of one whole draw into `.grad`, as `loss.backward()` would.
+
+        Args:
+            x: `(examples * views, ...)` inputs of one draw of the sampler, possibly none.
+            y: `(examples,)` targets.
+            physical_batch: Most examples to process at once; all if None.
+
+        Raises:
+            UserError: Something has been accumulated since the last release, or as `accumulate`.
+        """
+        if self._sums is not None:
+            raise UserError(
+                "backward() takes a whole draw, and other examples were accumulated before it: "
+                "call release() or discard() first."
+            )
+        size, views = physical_batch or max(1, len(y)), self.per_example.views
+        try:
+            for a in range(0, len(y), size):
+                self.accumulate(x[a * views : (a + size) * views], y[a : a + size])
+        except BaseException:
+            self.discard()
+            raise
+        return self.release()
+
+    def loader(self, loader: DataLoader[Any], *, steps: int | None = None) -> DataLoader[Any]:
+        """The same loader with draws of this mechanism's sampler as its batches.
+
+        Args:
+            loader: A loader of the training examples; its batch size and order are not used.
+            steps: Number of draws in one pass; as many as the loader has batches if None.
+
+        Raises:
+            UserError: The loader's data set is another than the sampler's, or has no length.
+        """
+        return poisson_loader(loader, self.sampler, steps)
+
     def _gradients(self, x: Tensor, y: Tensor) -> PerExampleGradients:
         """Per-example gradients, or an ordinary backward pass where nobody asks for single ones."""
-        bare = isinstance(self._rule, Unclipped) and self.per_example.precision is None
+        bare = isinstance(self._rule, Unclipped) and self.per_example.precision_for(x) is None
         if bare and len(y):
-            return Ordinary(self.per_example, x, y)
+            return Ordinary(self.per_example.objective, x, y)
         return self.spot_check.gradients(self.per_example, x, y)
 
     def check(self, x: Tensor, y: Tensor) -> None:
@@ -205,7 +288,7 @@ class PrivateGradients:
         if weights is not None:
             drawn = weights.to(y.device) > 0
         parameters = self.per_example.trainable
-        _check_parameters(parameters)
+        refuse_without_noise(parameters)
         if self._sums is not None and not self._sums.fits(parameters):
             raise RuntimeError(_CHANGED)
         squared = gradients.squared_norms()
@@ -216,8 +299,8 @@ class PrivateGradients:
             scales = scales[:, :1]
         sums = gradients.weighted_sum(scales * drawn.unsqueeze(1))
         observed = rule.observe(squared, drawn)
-        statistics = self._count(
-            gradients.outputs, gradients.losses, y, drawn, rule.clipped(squared), squared
+        statistics = BatchStatistics.of(
+            gradients, y, drawn=drawn, clipped=rule.clipped(squared), squared=squared
         )
         if observed is not None and self._observed is not None:
             observed = self._observed + observed
@@ -240,8 +323,8 @@ class PrivateGradients:
             before: Called with the event of this release before anything is released, so that a
                 ledger can be on disk first. If it raises, what was accumulated is forgotten.
         """
-        parameters, others = self.per_example.parameters()
-        _check_parameters(parameters)
+        parameters, others = self.per_example.objective.parameters()
+        refuse_without_noise(parameters)
         sums = Totals(parameters) if self._sums is None else self._sums
         if not sums.fits(parameters):
             raise RuntimeError(_CHANGED)
@@ -306,35 +389,6 @@ class PrivateGradients:
         noisy = noise.add(observed, sensitivity=1.0, stream=stream)
         return rule.after(noisy, self.sampler.batch)
 
-    def _count(
-        self,
-        outputs: Tensor | None,
-        losses: Tensor,
-        y: Tensor,
-        drawn: Tensor,
-        clipped: Tensor,
-        squared: Tensor,
-    ) -> BatchStatistics:
-        if outputs is None:
-            return BatchStatistics()
-        finite = torch.isfinite(squared.sum(1))
-        counted = drawn & finite
-        first_view = outputs[:: self.per_example.views]
-        right = torch.zeros_like(drawn)
-        if first_view.dim() == 2 and y.dim() == 1:
-            right = first_view.argmax(1) == y
-        wide = widest(outputs.device)
-        numbers = torch.stack(
-            [
-                drawn.sum().to(wide),
-                torch.where(counted & losses.isfinite(), losses.to(wide), 0).sum(),
-                (right & counted).sum().to(wide),
-                (clipped & counted).sum().to(wide),
-                (drawn & ~finite).sum().to(wide),
-            ]
-        )
-        return BatchStatistics(numbers)
-
 
 def _check_kinds(sampler: object, clipping: object, noise: object) -> None:
     """Say what to pass where a number was passed instead."""
@@ -346,30 +400,3 @@ def _check_kinds(sampler: object, clipping: object, noise: object) -> None:
     for name, given, kind, example in wanted:
         if not isinstance(given, kind):
             raise UserError(f"{name} must be something like {example}, not {given!r}.")
-
-
-_CHANGED = "parameters were frozen or unfrozen, or replaced, between accumulate and release"
-
-
-def _check_weights(weights: Tensor, y: Tensor) -> None:
-    """One or zero for each example; values are looked at only where that takes no waiting."""
-    if weights.shape != y.shape[:1]:
-        raise ValueError(f"{y.shape[0]} examples have {tuple(weights.shape)} weights")
-    if weights.device.type == "cpu" and not bool(((weights == 0) | (weights == 1)).all()):
-        raise UserError(
-            "Weights must be one for an example that was drawn and zero for padding: an example "
-            "that counts in part, or twice, has no place in the mechanism."
-        )
-
-
-def _check_parameters(parameters: dict[str, nn.Parameter]) -> None:
-    """Refuse parameters that noise cannot be added to, at every batch and every release."""
-    if not parameters:
-        raise UserError("Every parameter of the model is frozen: there is nothing to train.")
-    for name, p in parameters.items():
-        if p.is_complex() or not p.is_floating_point():
-            raise UserError(
-                f"The parameter '{name}' is of type {p.dtype}, and noise is added to real numbers "
-                "alone: hold it as two real parameters (torch.view_as_complex makes one of them), "
-                "or freeze it with requires_grad_(False)."
-            )

@@ -1,33 +1,37 @@
-"""Per-example gradients of any model: every layer takes the fastest path that is right for it.
+"""Per-example gradients of any model, by the fastest engine that is right for it.
 
-The methods are those of `sfumato.privacy.engines.layered`, and the compiled pass where it is asked
-for. Which one is right is found out on the model itself before the first batch counts.
+Which one is right is found out on the model itself before the first batch counts.
 """
 
 from __future__ import annotations
 
 import warnings
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy.checks.compiled_pass import compiled_pass
+from sfumato.privacy.checks.engine_choice import choose_engine, holds_at_size
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
-from sfumato.privacy.checks.method_choice import choose_method, holds_at_size
-from sfumato.privacy.checks.model_state import hook_keys
+from sfumato.privacy.checks.refusals import refuse_loss, refuse_mixing_layers, refuse_parameters
 from sfumato.privacy.engines.compiled import Compiled, Fused
+from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.expanded_weights import NotPerLayer
-from sfumato.privacy.engines.layered import METHODS, Layered
-from sfumato.privacy.engines.losses import Loss, cross_entropy, per_example_losses
+from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.objective import Loss, Objective, cross_entropy
+from sfumato.privacy.engines.one_at_a_time import OneAtATime
 from sfumato.privacy.engines.paths import Path
 from sfumato.privacy.engines.results import Gradients, PerExampleGradients
+from sfumato.privacy.numerics.model_state import hook_keys
+from sfumato.privacy.numerics.precision import compiled_precision
 
 _MOST_PADDING = 1.25
 """A batch runs in a size that was checked if that is larger by this at most."""
 
 
-class PerExample(Layered):
+class PerExample:
     """Takes per-example gradients of a model's loss, in physical batches.
 
     Args:
@@ -37,11 +41,13 @@ class PerExample(Layered):
             its views, so its gradient is averaged over them before anything is clipped.
         check: Compare with the one-example-at-a-time reference before the first batch.
         precision: Compute in this precision where a compiled pass fits the model; norms and sums
-            are in float32 whatever it is. None for the model's own precision, not compiled.
+            are in float32 whatever it is. `auto` is bfloat16 on a GPU that computes in it, for a
+            model in float32. None for the model's own precision, not compiled.
 
     Attributes:
-        method: How the last batch was run: one of `layered.METHODS`.
-        passed_over: Faster methods that were not used, and why.
+        objective: The model, its loss and its views.
+        engine: The engine of the last batch, unless a compiled pass took it; None before.
+        passed_over: Faster engines that were not used, and why.
         narrowest: The least precise floating-point type that the model computes in.
         proof: Whether isolation is proved besides being tested; None until `prove` is called.
 
@@ -49,8 +55,8 @@ class PerExample(Layered):
     (batches are padded to few sizes; an example of padding adds exactly nothing), on random inputs
     and targets, this very model is run with one example changed (no other output and no
     state that the model keeps may move, else a `UserError`), and its per-example gradients are
-    compared with one-example-at-a-time autograd; a method that disagrees, or whose gradients of one
-    example move with another, is never used. Layers known to mix examples are refused by name.
+    compared with one-example-at-a-time autograd; an engine that disagrees, or whose gradients of
+    one example move with another, is never used. Layers known to mix examples are refused by name.
     """
 
     def __init__(
@@ -60,13 +66,56 @@ class PerExample(Layered):
         loss: Loss = cross_entropy,
         views: int = 1,
         check: bool = True,
-        precision: torch.dtype | None = None,
+        precision: torch.dtype | Literal["auto"] | None = None,
     ) -> None:
-        super().__init__(model, loss=loss, views=views, check=check, precision=precision)
-        self._compiled: dict[object, Compiled | None] = {}
-        self._checked: dict[object, dict[int, str]] = {}
-        self._said = False
+        if views < 1:
+            raise UserError(f"An example needs at least one view, not {views}.")
+        model = getattr(model, "_orig_mod", model)  # The module that torch.compile was given.
+        refuse_mixing_layers(model)
+        refuse_parameters(model)
+        refuse_loss(loss)
+        self.objective = Objective(model, loss, views)
+        self.check, self.precision = check, precision
+        self.engine: Engine | None = None
+        self.narrowest = torch.float32
+        self.passed_over: dict[str, str] = {}
         self.proof: Proof | None = None
+        self._compiled: dict[object, Compiled | None] = {}
+        self._checked: dict[object, dict[int, Engine]] = {}
+        self._said = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.objective.model
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of each row."""
+        return self.objective.loss
+
+    @property
+    def views(self) -> int:
+        """Rows per example."""
+        return self.objective.views
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters to train, by name, shared ones once."""
+        return self.objective.trainable
+
+    @property
+    def method(self) -> str | None:
+        """The name of the engine of the last batch: `layers`, `torch.func` or `loop`."""
+        return None if self.engine is None else self.engine.name
+
+    def paths(self) -> list[Path]:
+        """The path of each module; complete once a first batch has been seen."""
+        if self.engine is not None and not isinstance(self.engine, Layered):
+            count = sum(p.numel() for p in self.trainable.values())
+            return [Path("(whole model)", type(self.model).__name__, self.engine.name, count)]
+        engine = self.engine or Layered(self.objective)
+        return engine.paths()
 
     def prove(self, x: Tensor, y: Tensor) -> Proof:
         """Try to prove, for all inputs like these, that examples do not reach each other."""
@@ -79,16 +128,16 @@ class PerExample(Layered):
         parameters = self.trainable
         examples = y.shape[0]
         if examples == 0:
-            return self._empty(x, parameters)
+            return _empty(x, parameters)
         chosen = self._chosen(x, y, tuple(parameters))
         if chosen is None:
             chosen = self._choose(x, y)
             parameters = self.trainable  # A model may add or freeze some when it is first called.
-        self.method, size = chosen
+        self.engine, size = chosen
         if size > examples:
             x, y = _padded(x, y, size, self.views)
         before = [(p._version, p.data_ptr()) for p in parameters.values()]
-        found = self._pass(self.method, x, y, parameters)
+        found = self._pass(x, y, tuple(parameters))
         for (name, p), own in zip(parameters.items(), before, strict=True):
             if (p._version, p.data_ptr()) != own:
                 raise UserError(
@@ -107,25 +156,30 @@ class PerExample(Layered):
         return _padded(x, y, chosen[1] if chosen else y.shape[0], self.views)
 
     def settle(self, x: Tensor, y: Tensor) -> None:
-        """Choose and check the method for batches like this one, unless it was done before."""
+        """Choose and check the engine for batches like this one, unless it was done before."""
         _check_inputs(x, y, self.views)
-        if not self.knows(x, y):
-            self._choose(x, y)
+        chosen = self._chosen(x, y, tuple(self.trainable)) or self._choose(x, y)
+        self.engine = chosen[0]
 
-    def _pass(
-        self, method: str, x: Tensor, y: Tensor, parameters: dict[str, nn.Parameter]
-    ) -> Gradients | Fused:
-        compiled = self._compiled_for(x, y, tuple(parameters)) if method == "layers" else None
+    def precision_for(self, x: Tensor) -> torch.dtype | None:
+        """The precision of a compiled pass for such inputs; None if there is to be none."""
+        if self.precision != "auto":
+            return self.precision
+        return compiled_precision(x.device) if x.dtype == torch.float32 else None
+
+    def _pass(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> Gradients | Fused:
+        assert self.engine is not None
+        compiled = self._compiled_for(self.engine, x, y, names)
         if compiled is not None:
-            return compiled(x, y)
+            return compiled.gradients(x, y)
         try:
-            return self._run(method, x, y, parameters)
+            return self.engine.gradients(x, y)
         except NotPerLayer:
             # What these very inputs make the model do was not seen in the checks.
-            return self._run("loop", x, y)
+            return OneAtATime(self.objective).gradients(x, y)
 
     def _signature(self, x: Tensor, names: tuple[str, ...]) -> object:
-        """What a choice of method holds for, but for the size of the batch."""
+        """What a choice of engine holds for, but for the size of the batch."""
         return (
             tuple(x.shape[1:]),
             x.dtype,
@@ -136,57 +190,81 @@ class PerExample(Layered):
             names,
         )
 
-    def _chosen(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> tuple[str, int] | None:
-        """The method for inputs like these, and the size that was checked and is to be run."""
+    def _chosen(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> tuple[Engine, int] | None:
+        """The engine for inputs like these, and the size that was checked and is to be run."""
         examples = y.shape[0]
         known = self._checked.get(self._signature(x, names), {})
         for size in sorted(known):
-            if size == examples or (known[size] == "loop" and examples < size):
+            alone = isinstance(known[size], OneAtATime)
+            if size == examples or (alone and examples < size):
                 return known[size], examples
             if examples <= size and (not self.check or size <= _MOST_PADDING * examples):
                 return known[size], size if self.check else examples
         return None
 
-    def _choose(self, x: Tensor, y: Tensor) -> tuple[str, int]:
-        """Choose and check the method for inputs like these, and the size to run them in.
+    def _choose(self, x: Tensor, y: Tensor) -> tuple[Engine, int]:
+        """Choose and check the engine for inputs like these, and the size to run them in.
 
         The first batch runs as it is. Others are padded to one of a few sizes, so that only few
         have to be checked.
         """
-        known = self._checked.setdefault(self._signature(x, tuple(self.trainable)), {})
+        known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
         size = _rung(y.shape[0]) if known and self.check else y.shape[0]
         x, y = _padded(x, y, size, self.views)
-        self.prepare(x)
-        method = known[max(known)] if known else METHODS[-1]
-        if not known or method == METHODS[-1] or not holds_at_size(self, method, x, y):
-            method = choose_method(self, x, y)
+        engine = known[max(known)] if known else None
+        if engine is not None and not self._still_right(engine, x, y):
+            engine = None
+        if engine is None:
+            choice = choose_engine(
+                self.objective, x, y,
+                check=self.check, compiled=self.precision_for(x) is not None,
+            )  # fmt: skip
+            engine, self.narrowest = choice.engine, choice.narrowest
+            self.passed_over = choice.passed_over
         # The model may have changed when it was first called.
         signature = self._signature(x, tuple(self.trainable))
-        self._checked.setdefault(signature, {})[size] = method
-        if method == "loop" and not self._said:
+        self._checked.setdefault(signature, {})[size] = engine
+        if isinstance(engine, OneAtATime) and not self._said:
             self._said = True
-            reasons = "; ".join(f"{way}: {why}" for way, why in self.passed_over.items())
+            reasons = "; ".join(f"{name}: {why}" for name, why in self.passed_over.items())
             warnings.warn(
                 f"Examples run through this model one at a time, which is slow, because no "
                 f"faster way was right for it ({reasons}).",
                 stacklevel=4,
             )
-        return method, size
+        return engine, size
 
-    def _method_for(self, x: Tensor, y: Tensor) -> str:
-        """The method for inputs like these, chosen and checked now unless it was before."""
-        chosen = self._chosen(x, y, tuple(self.trainable)) or self._choose(x, y)
-        self.method = chosen[0]
-        return self.method
+    def _still_right(self, engine: Engine, x: Tensor, y: Tensor) -> bool:
+        """Tell whether an engine chosen for another size of batches serves this one too."""
+        if isinstance(engine, OneAtATime):
+            return False  # A faster one may.
+        return not self.check or holds_at_size(engine, x, y, self.narrowest)
 
-    def _compiled_for(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> Compiled | None:
+    def _compiled_for(
+        self, engine: Engine, x: Tensor, y: Tensor, names: tuple[str, ...]
+    ) -> Compiled | None:
         """The compiled pass for batches like this one, if it is asked for and fits the model."""
-        if self.precision is None:
+        precision = self.precision_for(x)
+        if precision is None or not isinstance(engine, Layered):
             return None
-        key = (x.shape[0], self.precision, self._signature(x, names))
+        key = (x.shape[0], precision, self._signature(x, names))
         if key not in self._compiled:
-            self._compiled[key] = compiled_pass(self, x, y, self.precision)
+            found = compiled_pass(engine, x, y, precision)
+            if isinstance(found, str):
+                self.passed_over["compiled"] = found
+            self._compiled[key] = None if isinstance(found, str) else found
         return self._compiled[key]
+
+
+def _empty(x: Tensor, parameters: dict[str, nn.Parameter]) -> Gradients:
+    """The gradients of no examples."""
+    return Gradients(
+        tuple(parameters),
+        tuple(p.shape for p in parameters.values()),
+        [p.new_zeros(0, *p.shape) for p in parameters.values()],
+        x.new_zeros(0),
+        None,
+    )
 
 
 def _rung(examples: int) -> int:
@@ -224,4 +302,4 @@ def _check_inputs(x: object, y: object, views: int) -> None:
         )
 
 
-__all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy", "per_example_losses"]
+__all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy"]

@@ -1,8 +1,12 @@
-"""What happened in a step, for the eyes of whoever trains."""
+"""Statistics of a step, for the eyes of whoever trains."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from sfumato.privacy.engines.results import PerExampleGradients
+from sfumato.privacy.numerics.precision import widest
 
 
 class BatchStatistics:
@@ -18,6 +22,47 @@ class BatchStatistics:
     def __init__(self, numbers: Tensor | None = None) -> None:
         self._numbers = numbers
         self._read: list[float] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        gradients: PerExampleGradients,
+        y: Tensor,
+        *,
+        drawn: Tensor,
+        clipped: Tensor,
+        squared: Tensor,
+    ) -> BatchStatistics:
+        """The statistics of one physical batch.
+
+        Args:
+            gradients: The gradients, with losses and outputs.
+            y: The targets.
+            drawn: Which examples are not padding.
+            clipped: Which examples' gradients were shortened.
+            squared: Squared norms `(examples, parameters)`.
+        """
+        outputs, losses = gradients.outputs, gradients.losses
+        if outputs is None:
+            return cls()
+        finite = torch.isfinite(squared.sum(1))
+        counted = drawn & finite
+        first_view = outputs[:: len(outputs) // max(1, len(y))]
+        right = torch.zeros_like(drawn)
+        if first_view.dim() == 2 and y.dim() == 1:
+            right = first_view.argmax(1) == y
+        wide = widest(outputs.device)
+        return cls(
+            torch.stack(
+                [
+                    drawn.sum().to(wide),
+                    torch.where(counted & losses.isfinite(), losses.to(wide), 0).sum(),
+                    (right & counted).sum().to(wide),
+                    (clipped & counted).sum().to(wide),
+                    (drawn & ~finite).sum().to(wide),
+                ]
+            )
+        )
 
     def __add__(self, other: BatchStatistics) -> BatchStatistics:
         mine, theirs = self._numbers, other._numbers

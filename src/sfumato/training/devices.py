@@ -11,6 +11,7 @@ from torch import nn
 from sfumato.data.locate import cache_folder
 from sfumato.errors import UserError
 from sfumato.privacy.checks import memory_format
+from sfumato.privacy.numerics.precision import compiled_precision
 
 
 def keep_compiled() -> None:
@@ -22,8 +23,7 @@ def precision(setting: str, device: torch.device) -> str:
     """The precision that `auto` means on a device: bfloat16 where a GPU computes in it."""
     if setting != "auto":
         return setting
-    narrow = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bfloat16" if narrow else "float32"
+    return "float32" if compiled_precision(device) is None else "bfloat16"
 
 
 def memory_order(

@@ -90,6 +90,7 @@ class Loop:
         self._held: tuple[Tensor, Tensor] | None = None
         if self.features is not None:
             self.reporter.say("Fixed layers run once for each image, not in every step.")
+        narrow = devices.precision(t.precision, self.device) == "bfloat16"
         self.private = PrivateGradients(
             self.model if self.features is None else self.features.end,
             sampler=self.plan.sampler,
@@ -97,9 +98,8 @@ class Loop:
             noise=self.plan.noise,
             views=self.views.total,
             randomness=self.randomness,
+            precision=torch.bfloat16 if narrow else None,
         )
-        if devices.precision(t.precision, self.device) == "bfloat16":
-            self.private.per_example.precision = torch.bfloat16
         trainable = self.private.per_example.trainable.values()
         self.optimizer = optimizers.build(r.optimizer, trainable)
         self.average: Average | None = None

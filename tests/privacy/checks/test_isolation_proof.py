@@ -19,8 +19,8 @@ from sfumato.privacy import PerExample
 from sfumato.privacy.checks import isolation_proof
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
 from sfumato.privacy.checks.isolation_proof.sizes import HINT
-from sfumato.privacy.checks.model_state import Snapshot
-from sfumato.privacy.engines.losses import Loss, cross_entropy
+from sfumato.privacy.engines.objective import Loss, cross_entropy
+from sfumato.privacy.numerics.model_state import Snapshot
 from thinning import one_in
 
 OLD = torch.__version__ < "2.12"

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from sfumato.kernels.definitions import Geometry
 from sfumato.privacy import Flat
 from sfumato.privacy.engines.book_keeping import DeferredFilters, DeferredMatrix, matrix_pays, pays
+from sfumato.privacy.engines.layered import Layered
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.storage_plan import geometry_of
 from sfumato.privacy.per_example import PerExample
@@ -26,8 +27,7 @@ def network(*, stride: int = 1, bias: bool = True, kernel: int = 3) -> nn.Module
 
 
 def deferred(engine: PerExample, x: Tensor, y: Tensor) -> int:
-    engine.prepare(x)
-    parts = engine._run("layers", x, y).parts
+    parts = Layered(engine.objective).gradients(x, y).parts
     return sum(isinstance(part, DeferredFilters | DeferredMatrix) for part in parts)
 
 
@@ -35,7 +35,8 @@ def compare(model: nn.Module, x: Tensor, y: Tensor, views: int) -> None:
     """Norms, gradients and sums against one example at a time; one part must be deferred."""
     engine = PerExample(model, views=views, check=False)
     assert deferred(engine, x, y) == 1
-    ours, wanted = engine._run("layers", x, y), one_at_a_time(model, x, y, views=views)
+    ours = Layered(engine.objective).gradients(x, y)
+    wanted = one_at_a_time(model, x, y, views=views)
     a, b = ours.squared_norms(), wanted.squared_norms()
     assert bool((a >= b * (1 - 1e-12)).all())
     torch.testing.assert_close(a, b, rtol=1e-4, atol=0)
@@ -159,7 +160,7 @@ def test_an_input_that_is_changed_in_place_is_noticed() -> None:
     engine = PerExample(Changing())
     x, y = torch.randn(2, 3, 4, 4), torch.tensor([1, 2])
     engine(x, y)
-    assert engine.method == "layers" and engine.deferring
+    assert isinstance(engine.engine, Layered) and engine.engine.keeps_books
     x[0, 0, 0, 0] = 0.125
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         engine(x, y)
@@ -182,7 +183,7 @@ def test_a_layer_that_runs_again_is_written_out() -> None:
     model, x, y = Again(), torch.randn(3, 3, 4, 4), torch.randint(0, 5, (3,))
     engine = PerExample(model)
     ours = engine(x, y)
-    assert engine.method == "layers" and not engine.deferring, engine.passed_over
+    assert isinstance(engine.engine, Layered) and not engine.engine.keeps_books, engine.passed_over
     torch.testing.assert_close(
         ours.squared_norms(), one_at_a_time(model, x, y).squared_norms(), rtol=1e-4, atol=0
     )
@@ -194,7 +195,7 @@ def test_a_wrong_sum_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPa
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 5))
     engine = PerExample(model)
     engine(torch.randn(3, 3, 4, 4), torch.randint(0, 5, (3,)))
-    assert engine.method == "layers" and not engine.deferring
+    assert isinstance(engine.engine, Layered) and not engine.engine.keeps_books
 
 
 def test_float32_sums_are_right_to_a_hundred_thousandth() -> None:
@@ -203,7 +204,7 @@ def test_float32_sums_are_right_to_a_hundred_thousandth() -> None:
     x, y = torch.randn(8, 3, 8, 8), torch.randint(0, 5, (8,))
     engine, rule = PerExample(model, check=False), Flat(0.1)
     assert deferred(engine, x, y) == 1
-    ours = engine._run("layers", x, y)
+    ours = Layered(engine.objective).gradients(x, y)
     exact = one_at_a_time(model.double(), x.double(), y)
     a = ours.weighted_sum(rule.weights(ours.squared_norms()))
     b = exact.weighted_sum(rule.weights(exact.squared_norms()))
@@ -218,13 +219,13 @@ def test_an_example_of_weight_zero_adds_nothing_even_if_it_is_nan() -> None:
     x[1] = float("nan")
     engine = PerExample(model, check=False)
     assert deferred(engine, x, y) == 1
-    gradients = engine._run("layers", x, y)
+    gradients = Layered(engine.objective).gradients(x, y)
     weights = Flat(1.0).weights(gradients.squared_norms()).clone()
     assert not bool(weights[1].any())
     with_nan = gradients.weighted_sum(weights)
     x[1] = 0
     weights[1] = 0
-    without = engine._run("layers", x, y).weighted_sum(weights)
+    without = Layered(engine.objective).gradients(x, y).weighted_sum(weights)
     for u, v in zip(with_nan, without, strict=True):
         torch.testing.assert_close(u, v)
 
@@ -297,7 +298,7 @@ def test_a_clipped_example_with_small_entries_beside_large_ones_adds_no_more_tha
         model[2].weight.copy_((torch.randn(2, 512, 1) * sign).reshape(2, -1) * 0.3)
     engine, y = PerExample(model, check=False), torch.tensor([0])
     assert deferred(engine, x, y) >= 1
-    found = engine._run("layers", x, y)
+    found = Layered(engine.objective).gradients(x, y)
     clip = float(found.squared_norms().sum().sqrt())
     total = found.weighted_sum(Flat(clip).weights(found.squared_norms()))
     assert math.sqrt(sum(float(t.double().square().sum()) for t in total)) <= clip

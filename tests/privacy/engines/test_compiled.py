@@ -14,6 +14,7 @@ from sfumato import models
 from sfumato.privacy import Flat, GaussianNoise, PoissonSampler
 from sfumato.privacy.engines import compiled
 from sfumato.privacy.engines.compiled import Compiled, NotCompiled
+from sfumato.privacy.engines.layered import Layered
 from sfumato.privacy.engines.storage_plan import Way
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.per_example import PerExample
@@ -48,8 +49,8 @@ def test_norms_and_sums_are_those_of_the_layered_pass(
     model = models.create(name, classes=5, channels=2, size=size, **options).double()
     engine = PerExample(model, views=views, check=False)
     x, y = torch.randn(3 * views, 2, size, size).double(), torch.randint(0, 5, (3,))
-    ours = Compiled(engine, x, 3, torch.float64, way=way)(x, y)
-    reference = engine._run("layers", x, y)
+    ours = Compiled(engine.objective, x, 3, torch.float64, way=way).gradients(x, y)
+    reference = Layered(engine.objective).gradients(x, y)
     norms, wanted = ours.squared_norms(), reference.squared_norms()
     assert ours.names == reference.names
     assert bool((norms >= wanted * (1 + 1e-4) - 1e-9).all())
@@ -66,14 +67,16 @@ def test_values_follow_the_parameters() -> None:
     model = models.create("wrn-10-1", classes=5, channels=2, size=8)
     engine = PerExample(model, check=False)
     x, y = torch.randn(2, 2, 8, 8), torch.tensor([0, 1])
-    passes = Compiled(engine, x, 2, torch.float32)
-    before = passes(x, y).losses
+    passes = Compiled(engine.objective, x, 2, torch.float32)
+    before = passes.gradients(x, y).losses
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.5)
-    after = passes(x, y).losses
+    after = passes.gradients(x, y).losses
     assert not torch.allclose(before, after)
-    torch.testing.assert_close(after, engine._run("layers", x, y).losses, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        after, Layered(engine.objective).gradients(x, y).losses, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_nan_example_with_weight_zero_adds_nothing() -> None:
@@ -81,7 +84,7 @@ def test_a_nan_example_with_weight_zero_adds_nothing() -> None:
     engine = PerExample(model, check=False)
     x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
     x[1] = float("nan")
-    ours = Compiled(engine, x, 3, torch.float32)(x, y)
+    ours = Compiled(engine.objective, x, 3, torch.float32).gradients(x, y)
     weights = Flat(1.0).weights(ours.squared_norms())
     assert not bool(weights[1].any())
     assert all(bool(s.isfinite().all()) for s in ours.weighted_sum(weights))
@@ -99,10 +102,10 @@ class Bare(nn.Module):
 
 def test_what_has_no_rule_is_left_to_the_other_paths() -> None:
     with pytest.raises(NotCompiled):
-        Compiled(PerExample(Bare(), check=False), torch.randn(2, 4), 2, torch.float32)
+        Compiled(PerExample(Bare(), check=False).objective, torch.randn(2, 4), 2, torch.float32)
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
     with pytest.raises(NotCompiled, match="pullback"):
-        Compiled(PerExample(normed, check=False), torch.randn(2, 4), 2, torch.float32)
+        Compiled(PerExample(normed, check=False).objective, torch.randn(2, 4), 2, torch.float32)
     private = PrivateGradients(
         Bare(), sampler=PoissonSampler(4, 2), clipping=Flat(1.0), noise=GaussianNoise(0.0)
     )
@@ -116,7 +119,7 @@ def test_the_realised_norm_stays_within_c() -> None:
     model = models.create("tanh-cnn", classes=5, channels=2, size=8)
     engine = PerExample(model, check=False)
     x, y = torch.randn(4, 2, 8, 8) * 10, torch.randint(0, 5, (4,))
-    ours = Compiled(engine, x, 4, torch.float32)(x, y)
+    ours = Compiled(engine.objective, x, 4, torch.float32).gradients(x, y)
     weights = Flat(0.1).weights(ours.squared_norms())
     for i in range(4):
         alone = torch.zeros_like(weights)
@@ -212,8 +215,10 @@ def test_one_process_may_train_more_models_than_the_compiler_likes() -> None:
         model = nn.Sequential(nn.Conv2d(2, filters, 3), nn.Flatten(), nn.Linear(filters * 4, 3))
         engine = PerExample(model, check=False)
         x, y = torch.randn(filters, 2, 4, 4), torch.randint(0, 3, (filters,))
-        ours = Compiled(engine, x, filters, torch.float32, way="materialise")(x, y)
-        wanted = engine._run("layers", x, y)
+        ours = Compiled(engine.objective, x, filters, torch.float32, way="materialise").gradients(
+            x, y
+        )
+        wanted = Layered(engine.objective).gradients(x, y)
         torch.testing.assert_close(ours.losses, wanted.losses)
         weights = torch.rand(filters, 1)
         for a, b in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):

@@ -15,6 +15,7 @@ from sfumato.privacy.engines.compiled import Compiled
 from sfumato.privacy.engines.compiled_rules import group_norm, mish
 from sfumato.privacy.engines.layer_rules import Own
 from sfumato.privacy.engines.layer_rules import group_norm as layered
+from sfumato.privacy.engines.layered import Layered
 from sfumato.privacy.engines.storage_plan import Way
 from sfumato.privacy.engines.stored_gradients import Matrix
 from sfumato.privacy.per_example import PerExample
@@ -74,9 +75,9 @@ def test_mish_is_replaced_in_the_compiled_pass() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Mish(), nn.Linear(8, 3)).double()
     engine = PerExample(model, check=False)
     x, y = torch.randn(4, 3, 2, 2).double(), torch.randint(0, 3, (4,))
-    passes = Compiled(engine, x, 4, torch.float64)
+    passes = Compiled(engine.objective, x, 4, torch.float64)
     assert passes.taps.forwards[model[2]] is mish
-    ours, reference = passes(x, y), engine._run("layers", x, y)
+    ours, reference = passes.gradients(x, y), Layered(engine.objective).gradients(x, y)
     torch.testing.assert_close(ours.losses, reference.losses.float())
     every = torch.ones(4, 1).double()
     for a, b in zip(ours.weighted_sum(every), reference.weighted_sum(every), strict=True):
@@ -89,11 +90,11 @@ def test_large_matrices_keep_the_gradients_of_their_outputs(views: int) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 192), nn.Tanh(), nn.Linear(192, 3)).double()
     engine = PerExample(model, views=views, check=False)
     x, y = torch.randn(4 * views, 3, 8, 8).double(), torch.randint(0, 3, (4,))
-    passes = Compiled(engine, x, 4, torch.float64, way="ghost")
+    passes = Compiled(engine.objective, x, 4, torch.float64, way="ghost")
     kept = [slot for slot in passes.taps.slots if isinstance(slot, Matrix)]
     assert [tuple(slot.value.shape) for slot in kept] == [(192, 192)]
     x[views : 2 * views] = float("nan")
-    ours, reference = passes(x, y), engine._run("layers", x, y)
+    ours, reference = passes.gradients(x, y), Layered(engine.objective).gradients(x, y)
     norms, wanted = ours.squared_norms(), reference.squared_norms()
     assert bool((norms[[0, 2, 3]] >= wanted[[0, 2, 3]]).all())
     torch.testing.assert_close(norms[[0, 2, 3]], wanted[[0, 2, 3]], rtol=1e-3, atol=1e-9)
@@ -145,8 +146,8 @@ def test_odd_channels_are_filled_up_in_half_precision(way: Way) -> None:
     engine = PerExample(model, views=2, check=False)
     x = torch.randn(6, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     y = torch.randint(0, 4, (3,))
-    reference = engine._run("layers", x, y)
-    ours = Compiled(engine, x, 3, torch.bfloat16, way=way)(x, y)
+    reference = Layered(engine.objective).gradients(x, y)
+    ours = Compiled(engine.objective, x, 3, torch.bfloat16, way=way).gradients(x, y)
     wanted = reference.squared_norms()
     torch.testing.assert_close(ours.squared_norms(), wanted, rtol=0.1, atol=1e-3)
     every = torch.ones(3, 1)

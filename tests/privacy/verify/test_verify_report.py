@@ -9,8 +9,8 @@ from sound_models import CLASSES, SHAPE, SOUND, around
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.privacy.checks.model_state import Snapshot
 from sfumato.privacy.clipping import Flat
+from sfumato.privacy.numerics.model_state import Snapshot
 from sfumato.privacy.verify.report import verify
 
 

@@ -1,25 +1,22 @@
-"""Whether the compiled pass fits a model: it is tried on random inputs before it is used."""
+"""The check of the compiled pass: it is tried on random inputs before it is used."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sfumato.privacy.checks.isolation import LOOSE, out_of_memory, without
-from sfumato.privacy.checks.mixing_layer import distance
-from sfumato.privacy.checks.model_state import undisturbed
 from sfumato.privacy.checks.model_under_test import Draws, is_random, without_zeros
 from sfumato.privacy.engines.compiled import Compiled, Fused, NotCompiled
 from sfumato.privacy.engines.cuda_graphs import SETTLED
+from sfumato.privacy.engines.layered import Layered
 from sfumato.privacy.engines.results import Gradients
+from sfumato.privacy.numerics.distance import distance
+from sfumato.privacy.numerics.model_state import undisturbed
 from sfumato.privacy.numerics.precision import any_algorithm
-
-if TYPE_CHECKING:
-    from sfumato.privacy.engines.layered import Layered
 
 _TOO_MUCH = 1 + 1e-4
 """Norms are rounded up by more than what is added is rounded off."""
@@ -28,8 +25,8 @@ _TOO_LITTLE = 1.3
 """Ghost norms of standardised filters are too long by a small part."""
 
 
-def compiled_pass(engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype) -> Compiled | None:
-    """The compiled pass for batches like this one, or None where it does not fit the model.
+def compiled_pass(layered: Layered, x: Tensor, y: Tensor, precision: torch.dtype) -> Compiled | str:
+    """The compiled pass for batches like this one, or the reason why it does not fit the model.
 
     It is compared, on random inputs, with the layered pass that was compared with the reference:
     in float32 up to rounding, in a narrower precision up to what autocast costs there. What an
@@ -37,14 +34,15 @@ def compiled_pass(engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype)
     move the norm or the loss of any other. Parameters that are zero have other values meanwhile:
     behind them there would be nothing to compare.
     """
+    objective = layered.objective
     try:
-        with undisturbed(engine.model), without_zeros(engine.model):
+        with undisturbed(objective.model), without_zeros(objective.model):
             with any_algorithm():
-                compiled = Compiled(engine, x, y.shape[0], precision)
-                draws = Draws.for_model(engine.model, engine.loss, x, y)
-                if is_random(engine.model, draws.x(3)):
+                compiled = Compiled(objective, x, y.shape[0], precision)
+                draws = Draws.for_objective(objective, x, y)
+                if is_random(objective.model, draws.x(3)):
                     raise NotCompiled("the model draws random numbers")
-            _compare(compiled, engine, draws.x(x.shape[0]), draws.y(y.shape[0]), precision)
+            _compare(compiled, layered, draws.x(x.shape[0]), draws.y(y.shape[0]), precision)
         compiled.forget()  # The zeros are back.
         if x.is_cuda:
             # What stays is allocated from here on, and must not lie among what was only compared.
@@ -52,13 +50,12 @@ def compiled_pass(engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype)
     except Exception as reason:
         if out_of_memory(reason):
             raise
-        engine.passed_over["compiled"] = (str(reason).splitlines() or [type(reason).__name__])[0]
-        return None
+        return (str(reason).splitlines() or [type(reason).__name__])[0]
     return compiled
 
 
 def _compare(
-    compiled: Compiled, engine: Layered, x: Tensor, y: Tensor, precision: torch.dtype
+    compiled: Compiled, layered: Layered, x: Tensor, y: Tensor, precision: torch.dtype
 ) -> None:
     """Raise `NotCompiled` if the passes differ in the first and the last examples.
 
@@ -66,21 +63,21 @@ def _compare(
 
     Guarantee: An example that is looked at adds no more than its norm says, in whatever precision.
     """
-    few = min(4, y.shape[0])
+    few, views = min(4, y.shape[0]), layered.objective.views
     picks = sorted({*range(few), *range(y.shape[0] - few, y.shape[0])})
-    rows = [i * engine.views + view for i in picks for view in range(engine.views)]
+    rows = [i * views + view for i in picks for view in range(views)]
     for _ in range(SETTLED if x.is_cuda else 1):
-        ours = compiled(x, y)
+        ours = compiled.gradients(x, y)
         norms, losses = ours.squared_norms().clone(), ours.losses.clone()
         _sum_of(picks, ours)
     _check_lengths(ours, norms, picks)
     with any_algorithm():
-        reference = engine._run("layers", x[rows], y[picks])
+        reference = layered.gradients(x[rows], y[picks])
     found = _apart(ours, picks, reference)
     allowed = 2e-2, 1e-1
     if precision != torch.float32:
         with any_algorithm(), torch.autocast(x.device.type, precision):
-            narrow = engine._run("layers", x[rows], y[picks])
+            narrow = layered.gradients(x[rows], y[picks])
         usual = _apart(narrow, range(len(picks)), reference)
         # One example alone may be far off: a network that is sure of it has small differences left.
         allowed = max(5e-2, 2 * usual[0]), max(3e-1, 3 * usual[1])
@@ -91,8 +88,8 @@ def _compare(
         )
     middle = y.shape[0] // 2
     changed = x.clone()
-    changed[middle * engine.views : (middle + 1) * engine.views] = float("nan")
-    after = compiled(changed, y)
+    changed[middle * views : (middle + 1) * views] = float("nan")
+    after = compiled.gradients(changed, y)
     others = without(y.shape[0], middle).to(x.device)
     moved = max(
         distance(norms[others], after.squared_norms()[others]),

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.checks.mixing_layer import culprit, distance
-from sfumato.privacy.checks.model_state import PROBE_SEED, Snapshot, seed
+from sfumato.privacy.checks.mixing_layer import culprit
 from sfumato.privacy.checks.random_inputs import replacement
+from sfumato.privacy.engines.objective import shape_complaint
+from sfumato.privacy.numerics.distance import distance
+from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot, seed
 
 LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
 """How far rounding alone may move a result, where running twice does not give the same bits."""
@@ -65,20 +67,6 @@ def look(model: nn.Module, x: Tensor, losses: Losses | None, *, at: int = PROBE_
     finally:
         before.put_back()
     return Seen(out.detach() if isinstance(out, Tensor) else out, gradients, after)
-
-
-def shape_complaint(outputs: object, rows: int) -> str | None:
-    """A sentence about outputs that are not one row per example, or None."""
-    if isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[0] == rows:
-        return None
-    said = f"for a batch of {rows} the model returns"
-    if not isinstance(outputs, Tensor):
-        kind = type(outputs).__name__
-        return f"{said} a {kind}: wrap it in a module that returns one tensor, such as the logits"
-    wrong = f"{said} {tuple(outputs.shape)}, not one row of outputs per example"
-    if rows > 1:
-        return wrong
-    return f"{wrong}: if it uses squeeze(), name what to drop, as in squeeze(1) or flatten(1)"
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.privacy.checks.isolation import LOOSE, look, without
-from sfumato.privacy.checks.mixing_layer import distance
-from sfumato.privacy.checks.model_state import Snapshot, seed
 from sfumato.privacy.checks.model_under_test import Draws
 from sfumato.privacy.checks.random_inputs import random_rows
-from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.numerics.distance import distance
+from sfumato.privacy.numerics.model_state import Snapshot, seed
 
 _SURE = 30.0
 """An output that leaves no doubt about a class."""
@@ -33,7 +33,7 @@ _KEEPS = (
 )
 
 
-def refuse_mixing_loss(engine: Layered, draws: Draws, rows: int) -> None:
+def refuse_mixing_loss(objective: Objective, draws: Draws, rows: int) -> None:
     """Change one row, in batches of 2, of 5 and of `rows`, and look at the losses of the others.
 
     Targets are of all classes and of one class; outputs are the model's, and sure of one class.
@@ -41,22 +41,22 @@ def refuse_mixing_loss(engine: Layered, draws: Draws, rows: int) -> None:
     Raises:
         UserError: The loss of a row depends on another's target or output, or on what came before.
     """
-    outputs = look(engine.model, draws.x(5), None).outputs
+    outputs = look(objective.model, draws.x(5), None).outputs
     for size in sorted({2, 5, max(2, rows)}):
         some = outputs[torch.arange(size, device=outputs.device) % 5]
         if some.is_floating_point():
             some = some + 0.1 * random_rows(some, size) * some.abs().mean()
         y = draws.y(size)
-        _refuse(engine, some, y, targets=True)
-        _refuse(engine, some, y[:1].expand_as(y).clone(), targets=True, other=y)
-        _refuse(engine, some, y, targets=False)
+        _refuse(objective, some, y, targets=True)
+        _refuse(objective, some, y[:1].expand_as(y).clone(), targets=True, other=y)
+        _refuse(objective, some, y, targets=False)
 
 
 def _refuse(
-    engine: Layered, outputs: Tensor, y: Tensor, *, targets: bool, other: Tensor | None = None
+    objective: Objective, outputs: Tensor, y: Tensor, *, targets: bool, other: Tensor | None = None
 ) -> None:
     try:
-        (before, kept), (again, _) = (_seen(engine, outputs, y) for _ in range(2))
+        (before, kept), (again, _) = (_seen(objective, outputs, y) for _ in range(2))
     except UserError:
         raise
     except Exception:
@@ -67,7 +67,7 @@ def _refuse(
     changes = _other_targets(y, y if other is None else other) if targets else _sure(outputs)
     for j, changed in changes:
         try:
-            after, also = _seen(engine, *((outputs, changed) if targets else (changed, y)))
+            after, also = _seen(objective, *((outputs, changed) if targets else (changed, y)))
         except UserError:
             raise
         except Exception:
@@ -106,16 +106,16 @@ def _sure(outputs: Tensor) -> Iterator[tuple[int, Tensor]]:
             yield j, changed
 
 
-def _seen(engine: Layered, outputs: Tensor, targets: Tensor) -> tuple[Seen, Snapshot]:
+def _seen(objective: Objective, outputs: Tensor, targets: Tensor) -> tuple[Seen, Snapshot]:
     """Run the loss from a fixed random state; returns also its own state, which is put back."""
-    state = Snapshot(engine.loss)
+    state = Snapshot(objective.loss)
     leaf = outputs.detach().clone().requires_grad_(outputs.is_floating_point())
-    seed(engine.model)
+    seed(objective.model)
     try:
         with torch.enable_grad():
-            own = engine.loss(leaf, targets)
+            own = objective.loss(leaf, targets)
             (slope,) = torch.autograd.grad(own.sum(), [leaf], allow_unused=True)
-        after = Snapshot(engine.loss)
+        after = Snapshot(objective.loss)
     finally:
         state.put_back()
     return (own.detach(), torch.zeros_like(leaf) if slope is None else slope), after

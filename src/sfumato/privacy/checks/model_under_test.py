@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from sfumato.errors import UserError
-from sfumato.privacy.checks.isolation import LOOSE, look, shape_complaint
-from sfumato.privacy.checks.mixing_layer import distance
-from sfumato.privacy.checks.model_state import PROBE_SEED, Still, undisturbed
+from sfumato.privacy.checks.isolation import LOOSE, look
 from sfumato.privacy.checks.random_inputs import random_rows, random_targets
-
-if TYPE_CHECKING:
-    from sfumato.privacy.engines.losses import Loss
+from sfumato.privacy.engines.objective import Objective, shape_complaint
+from sfumato.privacy.engines.one_at_a_time import OneAtATime
+from sfumato.privacy.numerics.distance import distance
+from sfumato.privacy.numerics.model_state import PROBE_SEED, Still, undisturbed
 
 Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all"]
 """How a model, which may draw random numbers, can be compared with itself."""
@@ -37,12 +36,13 @@ class Draws:
     own_targets: bool
 
     @classmethod
-    def for_model(cls, model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Draws:
+    def for_objective(cls, objective: Objective, x: Tensor, y: Tensor) -> Draws:
         """Find inputs on which the model is finite, and targets that the loss accepts.
 
         Raises:
             UserError: The model does not return one row of outputs per example.
         """
+        model, loss = objective.model, objective.loss
         outputs = look(model, random_rows(x, 3), None).outputs
         if complaint := shape_complaint(outputs, 3):
             raise UserError(f"This model cannot be trained: {complaint}.")
@@ -155,3 +155,29 @@ def held(model: nn.Module, comparison: Comparison) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def double_of(objective: Objective, x: Tensor, y: Tensor) -> Objective | None:
+    """The objective with a copy of the model in float64, or None where there cannot be one.
+
+    It is tried on one example with its target.
+    """
+    if all(p.dtype == torch.float64 for p in objective.model.parameters()):
+        return None
+    try:
+        twin = Objective(copied(objective.model).double(), objective.loss, objective.views)
+        x, y = widened(x), widened(y)
+        OneAtATime(twin).gradients(x, y)
+        return twin if narrowest(twin.model, x) == torch.float64 else None
+    except Exception:
+        return None
+
+
+def widened(t: Tensor) -> Tensor:
+    """The tensor in float64; whole numbers as they are."""
+    return converted(t, torch.float64)
+
+
+def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a floating-point type; whole numbers as they are."""
+    return t.to(dtype) if t.is_floating_point() else t

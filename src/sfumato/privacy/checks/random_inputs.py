@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.privacy.checks.model_state import PROBE_SEED
+from sfumato.privacy.numerics.model_state import PROBE_SEED
 
 
 def random_rows(

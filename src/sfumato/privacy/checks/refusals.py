@@ -101,3 +101,16 @@ def refuse_mixing_layers(model: nn.Module) -> None:
         raise UserError(
             f"This model cannot be trained with differential privacy as it is. {lines}."
         )
+
+
+def refuse_without_noise(parameters: dict[str, nn.Parameter]) -> None:
+    """Refuse parameters that noise cannot be added to, at every batch and every release."""
+    if not parameters:
+        raise UserError("Every parameter of the model is frozen: there is nothing to train.")
+    for name, p in parameters.items():
+        if p.is_complex() or not p.is_floating_point():
+            raise UserError(
+                f"The parameter '{name}' is of type {p.dtype}, and noise is added to real numbers "
+                "alone: hold it as two real parameters (torch.view_as_complex makes one of them), "
+                "or freeze it with requires_grad_(False)."
+            )

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.privacy.checks.agreement import picked, rounding, tolerance
 from sfumato.privacy.checks.isolation import LOOSE, out_of_memory
-from sfumato.privacy.checks.method_choice import double_of, widened
-from sfumato.privacy.checks.mixing_layer import distance
-from sfumato.privacy.checks.model_state import RandomState, Snapshot, undisturbed
+from sfumato.privacy.checks.model_under_test import double_of, widened
 from sfumato.privacy.checks.random_inputs import random_rows
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.results import Gradients, PerExampleGradients
+from sfumato.privacy.numerics.distance import distance
+from sfumato.privacy.numerics.model_state import RandomState, Snapshot, undisturbed
 from sfumato.privacy.numerics.precision import full_precision
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
     found = engine(x, y)
     norms, state = found.squared_norms(), Snapshot(engine.model, engine.loss)
     fine = state.same_parameters(kept)
-    allowed = _ROUNDING * LOOSE.get(engine.precision or engine.narrowest, 1e-2)
+    allowed = _ROUNDING * LOOSE.get(engine.precision_for(x) or engine.narrowest, 1e-2)
     for looked_at, shown in replaced:
         real = _tensors(found, norms, looked_at, engine.views)
         moved = max(map(distance, real, shown.tensors), default=0.0)
@@ -274,7 +274,7 @@ def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
     None for a compiled pass, whose precision is less than its reference's, and where the examples
     of a batch run alone anyway.
     """
-    if engine.precision is not None or engine.method == "loop" or not engine.trainable:
+    if engine.precision_for(x) is not None or engine.method == "loop" or not engine.trainable:
         return None
     picks, views = torch.tensor(_order(len(y))[:_FEW]), engine.views
     rows = x[(picks.unsqueeze(1) * views + torch.arange(views)).flatten().to(x.device)]
@@ -334,13 +334,13 @@ def _agree_in_double(
     """Compare the batch and its examples alone in float64; None if the model does not run in it."""
     views = engine.views
     with undisturbed(engine.model, engine.loss), full_precision(x.device):
-        twin = double_of(engine, x[:views], y[:1])
-        if twin is None or engine.method is None:
+        twin = double_of(engine.objective, x[:views], y[:1])
+        if twin is None or engine.engine is None:
             return None
         state = Snapshot(twin.model)
         try:
             wide, targets = (widened(t) for t in engine.as_run(x, y))
-            ours = picked(twin._run(engine.method, wide, targets), alone.picks.tolist())
+            ours = picked(engine.engine.on(twin).gradients(wide, targets), alone.picks.tolist())
             state.put_back()
             wanted = one_at_a_time(
                 twin.model, widened(alone.rows), widened(alone.targets),

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
-from sfumato.privacy.checks.model_state import undisturbed
 from sfumato.privacy.engines.convolution_gradients import conv_weight_gradients
 from sfumato.privacy.engines.paths import kind_of
 from sfumato.privacy.engines.storage_plan import geometry_of, outputs_of
 from sfumato.privacy.engines.stored_gradients import at_least_float32
+from sfumato.privacy.numerics.model_state import undisturbed
 from sfumato.privacy.numerics.rescaling import rescaled
 
 _SMALLEST = 1 << 16

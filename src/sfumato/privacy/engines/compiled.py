@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,13 +22,11 @@ from torch._functorch import config as functorch
 
 from sfumato.privacy.engines.compiled_forward import NotCompiled, Taps
 from sfumato.privacy.engines.cuda_graphs import Pool, Replayed
+from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.paths import tapped
 from sfumato.privacy.engines.storage_plan import Way
 from sfumato.privacy.engines.stored_gradients import Slot, Together, Whole
 from sfumato.privacy.numerics.precision import full_precision
-
-if TYPE_CHECKING:
-    from sfumato.privacy.engines.layered import Layered
 
 
 @dataclass
@@ -113,7 +110,7 @@ class Compiled:
     """The compiled pass for one physical batch size.
 
     Args:
-        engine: Whose model, loss and views.
+        objective: The model, its loss and its views.
         x: Inputs like those to come, of which one is looked at for shapes.
         examples: The physical batch size.
         dtype: Precision of the pass; norms and sums are in float32 whatever it is.
@@ -127,7 +124,7 @@ class Compiled:
 
     def __init__(
         self,
-        engine: Layered,
+        objective: Objective,
         x: Tensor,
         examples: int,
         dtype: torch.dtype,
@@ -135,9 +132,9 @@ class Compiled:
         way: Way | None = None,
         memory: int | None = None,
     ) -> None:
-        self.engine, self.dtype = engine, dtype
-        self.taps = Taps(engine, x, examples, dtype, way=way, memory=memory)
-        self._order = tuple(engine.trainable)
+        self.objective, self.dtype = objective, dtype
+        self.taps = Taps(objective, x, examples, dtype, way=way, memory=memory)
+        self._order = tuple(objective.trainable)
         self._fresh: tuple[int, ...] = ()
         slots = self.taps.slots
         self._together = Together([s for s in slots if Together.takes(s)])
@@ -169,9 +166,9 @@ class Compiled:
 
     def refresh(self) -> None:
         """Copy the parameters' current values to where the graphs read them."""
-        version = tuple(p._version for p in self.engine.model.parameters())
+        version = tuple(p._version for p in self.objective.model.parameters())
         if version != self._fresh:
-            self._copy(next(self.engine.model.parameters()))
+            self._copy(next(self.objective.model.parameters()))
             self._fresh = version
 
     def forget(self) -> None:
@@ -182,7 +179,7 @@ class Compiled:
         self.taps.refresh()
         return ()
 
-    def __call__(self, x: Tensor, y: Tensor) -> Fused:
+    def gradients(self, x: Tensor, y: Tensor) -> Fused:
         """Per-example gradients of `examples` examples."""
         self.refresh()
         losses, outputs, squared = self._pass(x.to(self.dtype), y)
@@ -216,11 +213,11 @@ class Compiled:
             return losses.detach(), outputs.detach(), self._squared(self._found)
 
     def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        views = self.engine.views
+        views = self.objective.views
         self.taps.stash.clear()
-        outputs = self.engine.model(x).float()
+        outputs = self.objective.model(x).float()
         targets = y.repeat_interleave(views, 0) if views > 1 else y
-        losses = self.engine.loss(outputs, targets).view(-1, views).mean(1)
+        losses = self.objective.loss(outputs, targets).view(-1, views).mean(1)
         return losses.sum(), losses, outputs, list(self.taps.stash)
 
     def _sorted(self, grads: list[Tensor], inputs: list[Tensor]) -> Found:

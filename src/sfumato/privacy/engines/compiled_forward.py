@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,15 @@ from torch.nn.utils import parametrize
 
 from sfumato import kernels
 from sfumato.kernels.definitions import Geometry
-from sfumato.privacy.engines import compiled_rules as fast_layers
+from sfumato.nn.reparametrisation import (
+    FilterStandardisation,
+    LinearExpansion,
+    Reparametrisation,
+)
+from sfumato.privacy.engines import compiled_rules
 from sfumato.privacy.engines.layer_rules import RULES, Own, _scale_and_shift
-from sfumato.privacy.engines.paths import kind_of
+from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.engines.paths import assign, kind_of
 from sfumato.privacy.engines.storage_plan import (
     Convolution,
     Way,
@@ -31,9 +37,6 @@ from sfumato.privacy.engines.storage_plan import (
 )
 from sfumato.privacy.engines.stored_gradients import Filters, Matrix, Pullback, Slot, Whole, zeros
 
-if TYPE_CHECKING:
-    from sfumato.privacy.engines.layered import Layered
-
 
 class NotCompiled(Exception):
     """The model has a part that the compiled pass does not know."""
@@ -43,7 +46,7 @@ class Taps:
     """The layers' parts in the compiled pass for one physical batch size.
 
     Args:
-        engine: Whose model and views.
+        objective: The model and its views.
         x: Inputs like those to come, of which one is looked at for shapes.
         examples: The physical batch size.
         dtype: Precision of the pass.
@@ -61,7 +64,7 @@ class Taps:
 
     def __init__(
         self,
-        engine: Layered,
+        objective: Objective,
         x: Tensor,
         examples: int,
         dtype: torch.dtype,
@@ -69,38 +72,38 @@ class Taps:
         way: Way | None = None,
         memory: int | None = None,
     ) -> None:
-        self.engine, self.examples, self.dtype = engine, examples, dtype
+        self.objective, self.examples, self.dtype = objective, examples, dtype
         self.slots: list[Slot] = []
         self.forwards: dict[nn.Module, Callable[..., Any]] = {}
         self.stash: list[Tensor] = []
-        self._names = {id(p): n for n, p in engine.trainable.items()}
+        self._names = {id(p): n for n, p in objective.trainable.items()}
         self._by_value: dict[int, Slot] = {}
         self._frozen: list[tuple[Callable[[], Tensor], Tensor]] = []
-        assigned = engine._ways()
+        assigned = assign(objective.model)
         for _, module, how in assigned:
             if how == "torch.func" or kind_of(module) not in RULES or kind_of(module) in _SLOW:
                 raise NotCompiled(f"{type(module).__name__} has no rule")
         by_operator = way is not None or (kernels.AVAILABLE and x.is_cuda and dtype in _NARROW)
-        shapes = outputs_of(engine.model, x[:1]) if by_operator else {}
+        shapes = outputs_of(objective.model, x[:1]) if by_operator else {}
         self._calls = {module: found[0] for module, found in shapes.items() if len(found) == 1}
-        self.layers = convolutions(engine, self._calls)
+        self.layers = convolutions(objective, self._calls)
         if memory is None:
             memory = _free(x.device)
             if by_operator:
-                memory = min(memory, room(engine.model, x[:1], examples * engine.views))
+                memory = min(memory, room(objective.model, x[:1], examples * objective.views))
         self.ways = plan([layer for layer, _ in self.layers.values()], examples, memory=memory)
         if way is not None:
             can = {layer.name: layer.possible() for layer, _ in self.layers.values()}
             self.ways = {n: way if way in can[n] else found for n, found in self.ways.items()}
         for _, module, _ in assigned:
             self.forwards[module] = self._tap(module)
-        for module in engine.model.modules():
+        for module in objective.model.modules():
             if kind_of(module) is nn.GroupNorm and module not in self.forwards:
                 self.forwards[module] = self._tap(module)
             if kind_of(module) is nn.Mish:
-                self.forwards[module] = fast_layers.mish
+                self.forwards[module] = compiled_rules.mish
         behind = [name for slot in self.slots for name in slot.names]
-        if len(behind) != len(set(behind)) or set(behind) != set(engine.trainable):
+        if len(behind) != len(set(behind)) or set(behind) != set(objective.trainable):
             raise NotCompiled("a parameter is behind several weights, or behind none")
         asking = [self._by_value.get(self._key(module, "weight")) for module in self._calls]
         places = [slot for slot in asking if slot is not None and slot.asks]
@@ -133,9 +136,9 @@ class Taps:
         weight, tie = self._weight(module)
         values = self._values(module)
         if isinstance(module, nn.GroupNorm):
-            rule = fast_layers.group_norm
+            rule = compiled_rules.group_norm
         leaf = None if weight is None else weight.leaf
-        own = Own(self.engine.views, *values, leaf, bias_leaf, cast=False)
+        own = Own(self.objective.views, *values, leaf, bias_leaf, cast=False)
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             tied = own
@@ -152,7 +155,7 @@ class Taps:
         bias = self._values(module)[1]
         gain = self._gain(slot)
         within = (bias, bias_leaf) if gain is None else (None, None)
-        leaves = fast_layers.FilterLeaves(
+        leaves = compiled_rules.FilterLeaves(
             slot.value, *within, slot.geometry, slot.directions, slot.scales, slot.gradient,
             slot.statistics, slot.ghost, slot.output,
         )  # fmt: skip
@@ -161,10 +164,10 @@ class Taps:
         def forward(x: Tensor) -> Tensor:
             if keep:
                 self.stash.append(x)
-            y = fast_layers.filters(leaves, x)
+            y = compiled_rules.filters(leaves, x)
             if gain is None:
                 return y
-            after = Own(self.engine.views, gain.value, bias, gain.leaf, bias_leaf)
+            after = Own(self.objective.views, gain.value, bias, gain.leaf, bias_leaf)
             return _scale_and_shift(y, after, channels_first=True)
 
         return forward
@@ -178,12 +181,12 @@ class Taps:
         assert isinstance(value, Tensor)
         outputs, inputs = value.shape
         shared = self._key(module, "weight") in self._by_value
-        if shared or not by_outputs(inputs, outputs, self.engine.views):
+        if shared or not by_outputs(inputs, outputs, self.objective.views):
             return None
         static = _static(value, self.dtype)
-        leaf = zeros(static, self.examples * self.engine.views, outputs)
+        leaf = zeros(static, self.examples * self.objective.views, outputs)
         read = partial(getattr, module, "weight")
-        slot = Matrix((self._names[id(value)],), read, static, leaf, self.engine.views)
+        slot = Matrix((self._names[id(value)],), read, static, leaf, self.objective.views)
         self._add(self._key(module, "weight"), slot)
         return slot
 
@@ -194,8 +197,8 @@ class Taps:
 
         def forward(x: Tensor) -> Tensor:
             self.stash.append(x)
-            views = self.engine.views
-            return fast_layers.linear(x, slot.value, bias, bias_leaf, slot.leaf, views)
+            views = self.objective.views
+            return compiled_rules.linear(x, slot.value, bias, bias_leaf, slot.leaf, views)
 
         return forward
 
@@ -217,14 +220,14 @@ class Taps:
         if value is None or not value.requires_grad:
             return None, None
         step = _step(module, "weight")
-        if step is None or not hasattr(step, "pullback_expanded"):
+        if not isinstance(step, LinearExpansion):
             slot = self._slot(module, "weight")
             return slot if isinstance(slot, Whole) else None, None
         # The weight is a linear expansion of fewer numbers: gradients are taken of those.
         raw = module.parametrizations["weight"].original  # type: ignore[union-attr, index]
         key = self._key(module, "weight")
         if key not in self._by_value:
-            names = self._parameters(module, "weight", step)
+            names = self._parameters(module, "weight")
 
             def pullback(gradient: Tensor) -> tuple[Tensor, ...]:
                 return (step.pullback_expanded(raw.detach(), gradient),)
@@ -244,7 +247,7 @@ class Taps:
         value = module.weight
         assert isinstance(value, Tensor)
         step = _step(module, "weight")
-        if step is not None and not hasattr(step, "plain"):
+        if step is not None and not isinstance(step, FilterStandardisation):
             return None
         names, _ = self._behind(module, "weight", value)
         read: Callable[[], Tensor] = partial(getattr, module, "weight")
@@ -254,7 +257,7 @@ class Taps:
             if way == "ghost":
                 names, read = names[:1], partial(step.bare, raw)
         static = _static(read(), self.dtype)
-        output = (self.examples * self.engine.views, *shape[1:])
+        output = (self.examples * self.objective.views, *shape[1:])
         slot = Filters(names, read, static, way, at, self.examples, output, step, raw)
         self._add(self._key(module, "weight"), slot)
         return slot
@@ -293,10 +296,10 @@ class Taps:
             self._add(key, Whole(names, partial(getattr, module, name), static, leaf, pullback))
         return self._by_value[key]
 
-    def _parameters(self, module: nn.Module, name: str, step: nn.Module) -> tuple[str, ...]:
-        """The parameters behind a reparametrised tensor."""
-        raw = module.parametrizations[name].original  # type: ignore[index, union-attr]
-        behind = [raw, *step.parameters()]
+    def _parameters(self, module: nn.Module, name: str) -> tuple[str, ...]:
+        """The parameters behind a reparametrised tensor: the raw one, then the step's own."""
+        chain = module.parametrizations[name]  # type: ignore[index]
+        behind = [chain.original, *chain[0].parameters()]  # type: ignore[union-attr]
         if any(id(p) not in self._names for p in behind):
             raise NotCompiled("a reparametrised weight is partly frozen")
         return tuple(self._names[id(p)] for p in behind)
@@ -308,21 +311,20 @@ class Taps:
         if id(value) in self._names:
             return (self._names[id(value)],), None
         step = _step(module, name)
-        if step is None or not hasattr(step, "pullback"):
+        if not isinstance(step, Reparametrisation):
             raise NotCompiled(f"the {name} of a {kind_of(module).__name__} has no closed pullback")
         raw = module.parametrizations[name].original  # type: ignore[index, union-attr]
 
         def pullback(gradient: Tensor) -> tuple[Tensor, ...]:
-            if getattr(step, "any_order", False):
+            if isinstance(step, FilterStandardisation):
                 # Filters lie in memory with their channels last: go over them in that order.
                 own, *rest = step.pullback(
                     raw.detach().permute(0, 2, 3, 1), gradient.permute(0, 1, 3, 4, 2)
                 )
                 return own.permute(0, 1, 4, 2, 3), *rest
-            back = step.pullback(raw.detach(), gradient)
-            return back if isinstance(back, tuple) else (back,)
+            return step.pullback(raw.detach(), gradient)
 
-        return self._parameters(module, name, step), pullback
+        return self._parameters(module, name), pullback
 
 
 _SLOW = (nn.Embedding,)
@@ -332,15 +334,15 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def convolutions(
-    engine: Layered, calls: dict[nn.Module, torch.Size]
+    objective: Objective, calls: dict[nn.Module, torch.Size]
 ) -> dict[nn.Module, tuple[Convolution, tuple[int, ...]]]:
     """The convolutions that the operators can take, and the shapes of their outputs.
 
     Args:
-        engine: Whose model.
+        objective: The model and its views.
         calls: The shape that each layer returns for one row, of those called once.
     """
-    named = {module: name for name, module, _ in engine._ways()}
+    named = {module: name for name, module, _ in assign(objective.model)}
     found: dict[nn.Module, tuple[Convolution, tuple[int, ...]]] = {}
     for module, shape in calls.items():
         if module not in named or kind_of(module) is not nn.Conv2d:
@@ -348,7 +350,7 @@ def convolutions(
         assert isinstance(module, nn.Conv2d)
         step = _step(module, "weight")
         known = not parametrize.is_parametrized(module, "weight") or hasattr(step, "plain")
-        at = geometry_of(module, engine.views)
+        at = geometry_of(module, objective.views)
         if not known or at is None or not module.weight.requires_grad:
             continue
         positions = shape[2] * shape[3]

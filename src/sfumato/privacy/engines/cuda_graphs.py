@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.privacy.checks.mixing_layer import distance
+from sfumato.privacy.numerics.distance import distance
 
 WARM_UP = 2
 """Calls that run as they are: they compile, and let libraries choose their algorithms."""

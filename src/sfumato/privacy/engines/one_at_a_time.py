@@ -1,4 +1,4 @@
-"""The slow obvious way: one example at a time through autograd. Everything is compared with it."""
+"""The reference: one example at a time through autograd. Everything is compared with it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.checks.model_state import Snapshot
-from sfumato.privacy.engines.losses import Loss, cross_entropy, per_example_losses
+from sfumato.privacy.engines.engine import Engine
+from sfumato.privacy.engines.objective import Loss, Objective, cross_entropy
 from sfumato.privacy.engines.results import Gradients
+from sfumato.privacy.numerics.model_state import Snapshot
 
 
 def one_at_a_time(
@@ -21,7 +22,8 @@ def one_at_a_time(
     model hides from `Snapshot`: what it keeps between calls is put back before every example, and
     ends as after a single pass.
     """
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    objective = Objective(model, loss, views)
+    parameters = objective.trainable
     state = Snapshot(model)
     found: list[list[Tensor]] = []
     losses, outputs = [], []
@@ -36,7 +38,7 @@ def one_at_a_time(
             # backward pass (channels_last on the CPU, no gradient needed below the layer). Inputs
             # that are not leaves may be changed in place.
             rows = leaf * 1 if leaf.requires_grad else leaf
-            out, own = per_example_losses(model, loss, rows, y[i : i + 1], views)
+            out, own = objective(rows, y[i : i + 1])
             total = own.sum()
         wanted = [*parameters.values(), *([leaf] if leaf.requires_grad else [])]
         grads: Sequence[Tensor | None] = [None] * len(parameters)
@@ -61,3 +63,14 @@ def one_at_a_time(
         torch.cat(losses) if losses else x.new_zeros(0),
         torch.cat(outputs) if outputs else None,
     )
+
+
+class OneAtATime(Engine):
+    """Examples run through the model one at a time: slow, and right for every model."""
+
+    name = "loop"
+
+    def gradients(self, x: Tensor, y: Tensor) -> Gradients:
+        """Per-example gradients, each from a forward and a backward pass of its own."""
+        own = self.objective
+        return one_at_a_time(own.model, x, y, loss=own.loss, views=own.views)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from sfumato.privacy.engines.losses import per_example_losses
+from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.numerics.precision import widest
-
-if TYPE_CHECKING:
-    from sfumato.privacy.engines.layered import Layered
 
 
 class Ordinary:
@@ -21,18 +16,16 @@ class Ordinary:
     a number where it is not. The sum is differentiated once, with the weights inside.
 
     Args:
-        engine: Whose model, loss and views.
+        objective: The model, its loss and its views.
         x: Inputs, the views of an example beside each other.
         y: Targets.
     """
 
-    def __init__(self, engine: Layered, x: Tensor, y: Tensor) -> None:
-        parameters = engine.trainable
+    def __init__(self, objective: Objective, x: Tensor, y: Tensor) -> None:
+        parameters = objective.trainable
         self.names, self._parameters = tuple(parameters), list(parameters.values())
         with torch.enable_grad():
-            outputs, self._losses = per_example_losses(
-                engine.model, engine.loss, x, y, engine.views
-            )
+            outputs, self._losses = objective(x, y)
         self.outputs, self.losses = outputs.detach(), self._losses.detach()
 
     def squared_norms(self) -> Tensor:

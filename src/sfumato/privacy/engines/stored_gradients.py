@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import UNIT, Geometry, ghost_rounding, padded
+from sfumato.nn.reparametrisation import FilterStandardisation
 from sfumato.privacy.engines.storage_plan import Way
 from sfumato.privacy.numerics.rescaling import rescaled
 
@@ -217,20 +218,6 @@ class Matrix:
         return [b.T @ a]
 
 
-class FilterStep(Protocol):
-    """Standardisation of filters, whose norms follow from statistics of each filter's gradient.
-
-    Attributes:
-        plain: See `sfumato.kernels.definitions.standardise`, and so for `eps`.
-        eps: The constant.
-        gain: One factor per filter, or None.
-    """
-
-    plain: bool
-    eps: float
-    gain: Tensor | None
-
-
 @dataclass
 class Filters:
     """Keeps of a convolution's filter gradients what the planner says.
@@ -256,7 +243,7 @@ class Filters:
     geometry: Geometry
     examples: int
     output_shape: tuple[int, ...]
-    step: FilterStep | None
+    step: FilterStandardisation | None
     raw: Tensor | None
     centred: Tensor | None = field(init=False, default=None)
     directions: Tensor | None = field(init=False, default=None)

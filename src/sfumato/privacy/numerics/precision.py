@@ -56,3 +56,9 @@ def any_algorithm() -> Iterator[None]:
 def widest(device: torch.device) -> torch.dtype:
     """The widest floating-point type of a device: float64, but for Apple's GPUs."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def compiled_precision(device: torch.device) -> torch.dtype | None:
+    """The precision of the compiled pass on a device: bfloat16 on a GPU that computes in it."""
+    narrow = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if narrow else None

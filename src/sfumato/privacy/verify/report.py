@@ -21,14 +21,14 @@ from sfumato.privacy.checks.isolation import (
     how_examples_mix,
     look,
     out_of_memory,
-    shape_complaint,
 )
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
-from sfumato.privacy.checks.model_state import PROBE_SEED, undisturbed
 from sfumato.privacy.checks.model_under_test import copied, is_random
 from sfumato.privacy.checks.perturbed_batches import Plan, alike, image_plans
 from sfumato.privacy.checks.random_inputs import KINDS, image_rows
 from sfumato.privacy.checks.refusals import mixing_layers
+from sfumato.privacy.engines.objective import shape_complaint
+from sfumato.privacy.numerics.model_state import PROBE_SEED, undisturbed
 from sfumato.privacy.numerics.precision import full_precision
 from sfumato.privacy.per_example import Loss, Path, cross_entropy
 from sfumato.privacy.verify.single_checks import (
@@ -345,8 +345,8 @@ def _add_trials(
     if reached:
         tell("which method fits")
         try:
-            engine = own.engine(1)
-            method = engine._method_for(*own.batch(batch))
+            engine = own.per_example
+            engine.settle(*own.batch(batch))
         except UserError as error:
             report.checks.append(Check("the engine takes the model", False, str(error)))
             reached = False
@@ -355,7 +355,7 @@ def _add_trials(
             for passed_over, reason in engine.passed_over.items():
                 report.warnings.append(f"'{passed_over}' does not fit this model: {reason}")
             for trial in variants:
-                trial.method = method
+                trial.chosen = engine.engine
     for trial in variants:
         for views in (1, 2) if trial is variants[0] else (1,):
             name = f"per-example gradients: {trial.label}" + (f", {views} views" * (views > 1))
@@ -366,7 +366,7 @@ def _add_trials(
             passed, detail, worst, table = gradients_agree(trial, views, batch)
             report.checks.append(Check(name, passed, detail, worst, "" if passed else FAULT))
             if trial is variants[0] and views == 1:
-                shapes = {n: tuple(p.shape) for n, p in trial.engine(1).trainable.items()}
+                shapes = {n: tuple(p.shape) for n, p in trial.per_example.trainable.items()}
                 report.parameters = [ParameterError(n, shapes[n], e) for n, e in table.items()]
                 report.warnings += trial.unused()
     for name, check in TRIALS.items():

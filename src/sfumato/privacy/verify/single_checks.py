@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from sfumato.privacy.checks.agreement import errors, picked, tolerance
 from sfumato.privacy.checks.isolation import LOOSE, out_of_memory, without
-from sfumato.privacy.checks.mixing_layer import distance
-from sfumato.privacy.checks.model_state import Snapshot, seed
 from sfumato.privacy.checks.model_under_test import (
     Comparison,
     Draws,
@@ -23,9 +21,14 @@ from sfumato.privacy.checks.model_under_test import (
 )
 from sfumato.privacy.checks.random_inputs import replacement
 from sfumato.privacy.clipping import MARGIN, Flat
+from sfumato.privacy.engines.engine import Engine
+from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.noise import GaussianNoise
+from sfumato.privacy.numerics.distance import distance
+from sfumato.privacy.numerics.model_state import Snapshot, seed
 from sfumato.privacy.per_example import Gradients, Loss, PerExample
 from sfumato.privacy.sampling import PoissonSampler, physical_batches
 from sfumato.privacy.statistics import BatchStatistics
@@ -46,7 +49,7 @@ class Trial:
         loss: From outputs and targets to one loss per row.
         own: Whether this is the model as it will be trained.
         confirmed: Whether there is a variant in float64 beside it.
-        method: The engine's method that was chosen for the model as it will be trained.
+        chosen: The engine that was chosen for the model as it will be trained.
     """
 
     label: str
@@ -56,19 +59,22 @@ class Trial:
     loss: Loss
     own: bool = False
     confirmed: bool = False
-    method: str = "layers"
-    _engines: dict[int, PerExample] = field(default_factory=dict)
+    chosen: Engine | None = None
 
-    def engine(self, views: int) -> PerExample:
-        """The engine for so many views."""
-        if views not in self._engines:
-            self._engines[views] = PerExample(self.model, loss=self.loss, views=views)
-        return self._engines[views]
+    @cached_property
+    def per_example(self) -> PerExample:
+        """Per-example gradients of the model."""
+        return PerExample(self.model, loss=self.loss)
+
+    def engine(self, views: int = 1, loss: Loss | None = None) -> Engine:
+        """The chosen engine for so many views."""
+        objective = Objective(self.model, loss or self.loss, views)
+        return Layered(objective) if self.chosen is None else self.chosen.on(objective)
 
     @cached_property
     def draws(self) -> Draws:
         """Random inputs and targets."""
-        return Draws.for_model(self.model, self.loss, self.like_x, self.like_y)
+        return Draws.for_objective(Objective(self.model, self.loss), self.like_x, self.like_y)
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -94,12 +100,12 @@ class Trial:
         """Random inputs and targets for some examples."""
         return self.draws.x(examples * views), self.draws.y(examples)
 
-    def run(self, x: Tensor, y: Tensor, *, views: int = 1) -> Gradients:
+    def run(self, x: Tensor, y: Tensor, *, views: int = 1, loss: Loss | None = None) -> Gradients:
         """The engine's gradients, from a fixed state and with random numbers held still."""
         self.state.put_back()
         with held(self.model, self.comparison):
             seed(self.model)
-            found = self.engine(views)._run(self.method, x.clone(), y)
+            found = self.engine(views, loss).gradients(x.clone(), y)
         self.state.put_back()
         return found
 
@@ -122,13 +128,13 @@ class Trial:
             loss=self.loss,
             check=False,
         )
-        private.per_example = self.engine(1)
+        private.per_example = self.per_example
         return private
 
     def unused(self) -> list[str]:
         """A warning for each parameter that receives no gradient from random inputs."""
         norms = self.alone(*self.batch()).squared_norms().sum(0)
-        names = self.engine(1).trainable
+        names = self.per_example.trainable
         return [
             f"parameter '{name}' receives no gradient: noise alone will move it; freeze it"
             for name, norm in zip(names, norms.tolist(), strict=True)
@@ -154,7 +160,7 @@ def gradients_agree(
     worst = max(table, key=lambda name: table[name], default="")
     error = table.get(worst, 0.0)
     passed = error <= trial.tolerance
-    detail = f"by {trial.method}; rounding may make it {trial.tolerance:g}"
+    detail = f"by {trial.engine().name}; rounding may make it {trial.tolerance:g}"
     if trial.comparison == "held still":
         detail += ", with random numbers held still"
     elif trial.comparison == "in evaluation mode":
@@ -228,15 +234,11 @@ def clipped_sum(trial: Trial) -> Outcome:
 
 def realised_norm(trial: Trial) -> Outcome:
     """The norm of what a single drawn example adds to the sum, measured in float64."""
-    engine, (x, y) = trial.engine(1), trial.batch()
+    x, y = trial.batch()
     typical = float(_norms(trial.run(x, y)).median()) or 1.0
     ratio = 0.0
     for scale in (1e-6, 1.0, 1e6):
-        engine.loss = _scaled(trial.loss, scale)
-        try:
-            gradients = trial.run(x, y)
-        finally:
-            engine.loss = trial.loss
+        gradients = trial.run(x, y, loss=_scaled(trial.loss, scale))
         own = _norms(gradients).tolist()
         for j in range(EXAMPLES):
             for clip in (typical, own[j]):
@@ -262,7 +264,7 @@ def empty_batch(trial: Trial) -> Outcome:
     private = trial.private(1.0)
     private.accumulate(x[:0], y[:0])
     private.release()
-    parameters = trial.engine(1).trainable
+    parameters = trial.per_example.trainable
     fine = all(p.grad is not None and not bool(p.grad.any()) for p in parameters.values())
     for p in parameters.values():
         p.grad = None

@@ -23,10 +23,10 @@ from sfumato.data.progress_bar import progress
 from sfumato.data.store import ImageStore
 from sfumato.data.views import Views
 from sfumato.errors import UserError
-from sfumato.privacy.checks.method_choice import choose_method, found_mixing
-from sfumato.privacy.checks.mixing_layer import distance
+from sfumato.privacy.checks.engine_choice import choose_engine
 from sfumato.privacy.checks.spot_check import same_among_others
-from sfumato.privacy.per_example import PerExample
+from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.numerics.distance import distance
 
 _MOST = 4 << 30
 """Bytes that features may take."""
@@ -111,9 +111,7 @@ class Features:
         return found if isinstance(found, Tensor) else None, output
 
     def _all(self) -> tuple[Tensor, Tensor]:
-        engine = PerExample(self._model)
-        choose_method(engine, *_images(self._store, 0))
-        if found_mixing(engine):
+        if choose_engine(Objective(self._model), *_images(self._store, 0)).found_mixing:
             raise UserError(_MIXING)
         return self._rows(self._store, check=True)
 

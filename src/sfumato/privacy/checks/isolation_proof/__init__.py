@@ -9,7 +9,7 @@ from sfumato.privacy.checks.isolation_proof.outcome import Proof
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sfumato.privacy.engines.losses import Loss
+    from sfumato.privacy.engines.objective import Loss
 
 
 def prove_isolation(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Proof:

@@ -51,8 +51,8 @@ from sfumato.privacy.checks.isolation_proof.outcome import Proof
 from sfumato.privacy.checks.isolation_proof.recorder import NoReplacing, Recorder
 from sfumato.privacy.checks.isolation_proof.sizes import HINT, Sizes
 from sfumato.privacy.checks.isolation_proof.values import EXAMPLE, Mixed, Rows, Shared, Total, Value
-from sfumato.privacy.checks.model_state import Snapshot
-from sfumato.privacy.engines.losses import Loss
+from sfumato.privacy.engines.objective import Loss
+from sfumato.privacy.numerics.model_state import Snapshot
 
 
 class _NotProved(Exception):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy import Flat, GaussianNoise, PoissonSampler, PrivateGradients
-from sfumato.privacy.checks.model_state import Snapshot
+from sfumato.privacy.numerics.model_state import Snapshot
 
 
 class Kept:

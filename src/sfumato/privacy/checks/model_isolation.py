@@ -1,0 +1,67 @@
+"""The check of a model by itself: change one example, and look at the others."""
+
+from __future__ import annotations
+
+from sfumato.errors import UserError
+from sfumato.privacy.checks.isolation import how_examples_mix, out_of_memory
+from sfumato.privacy.checks.model_under_test import Draws, is_random
+from sfumato.privacy.checks.perturbed_batches import Plan, alike, image_plans
+from sfumato.privacy.checks.random_inputs import KINDS, image_rows
+from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.numerics.model_state import PROBE_SEED
+
+
+def refuse_mixing_model(objective: Objective, draws: Draws, rows: int) -> None:
+    """Change one example, in small batches and in one of full size, and look at the others.
+
+    Raises:
+        UserError: One example moves another's output or gradient, or the state of the model.
+    """
+    model, five = objective.model, draws.x(5)
+    plans = [Plan(draws.x(2), [(0, "large"), (1, "other")])]
+    plans += [Plan(five, [(j, KINDS[(j + k) % 5]) for j in range(5) for k in (0, 2)])]
+    for plan in plans:
+        _refuse(objective, draws, plan)
+    if is_random(model, draws.x(3)):
+        for k in range(1, 9):
+            _refuse(objective, draws, Plan(five, [(2, "other")]), at=PROBE_SEED + k)
+    for plan in image_plans(draws.like_x):
+        try:
+            _refuse(objective, draws, plan)
+        except UserError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            # A model may refuse what its real inputs cannot be.
+    if rows > 5:
+        refuse_mixing_at(objective, draws, rows)
+
+
+def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
+    """Look at a batch of one size, of normally distributed rows and of images that are alike.
+
+    Both ends are changed: what goes by the order of a batch reaches one way only. Examples that
+    are much alike meet where there is room for few.
+
+    Raises:
+        UserError: As `refuse_mixing_model`.
+    """
+    images = alike(image_rows(draws.like_x, rows))
+    plans = [Plan(draws.x(rows), [(rows - 1, "other"), (0, "other")])]
+    plans += [Plan(images, [(0, "darker"), (0, "opposite")])]
+    for plan in plans:
+        _refuse(objective, draws, plan)
+
+
+def _refuse(objective: Objective, draws: Draws, plan: Plan, *, at: int = PROBE_SEED) -> None:
+    y = draws.y(len(plan.x))
+    # At full size the forward pass has to do: the engine's own gradients are looked at later.
+    losses = (lambda out: objective.loss(out, y)) if len(plan.x) <= 5 else None
+    found = how_examples_mix(objective.model, plan.x, changes=plan.changes, losses=losses, at=at)
+    if found is not None:
+        raise UserError(
+            f"This model cannot be trained with differential privacy: {found}. What belongs to "
+            "an example must depend on that example alone; look for statistics, sorts or rolls "
+            "along the batch (`sfumato verify` shows the details)."
+        )
