@@ -151,7 +151,7 @@ def test_archives_cannot_write_elsewhere(monkeypatch, tmp_path):
 
 
 def test_what_cannot_be_fetched(tmp_path):
-    with pytest.raises(UserError, match="comes with scikit-learn"):
+    with pytest.raises(UserError, match="comes with sfumato"):
         download.get("digits")
     with pytest.raises(UserError, match="Did you mean 'cifar10'"):
         download.get("cifar1")

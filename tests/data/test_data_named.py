@@ -10,6 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
+import sklearn.datasets
 from data_layouts import (
     REAL_DATA,
     write_cifar,
@@ -21,6 +22,7 @@ from data_layouts import (
 
 from sfumato.data import catalogue, load, locate
 from sfumato.data.cifar import unpickle_plain
+from sfumato.data.split import stratified
 from sfumato.errors import UserError
 
 
@@ -38,6 +40,16 @@ def test_digits_have_one_fixed_split():
     assert min(np.bincount(digits.test.labels)) >= 34
     entry = catalogue.entry("digits")
     assert (entry.train, entry.test) == (len(digits.train), len(digits.test))
+
+
+def test_digits_are_those_of_scikit_learn():
+    raw = sklearn.datasets.load_digits()
+    images = np.rint(raw.images * (255 / 16)).astype(np.uint8)[:, None]
+    digits = load("digits")
+    parts = stratified(raw.target, 0.2, seed=0, purpose="digits")
+    for index, part in zip(parts, (digits.train, digits.test), strict=True):
+        assert np.array_equal(images[index], part.images)
+        assert np.array_equal(raw.target[index], part.labels)
 
 
 @pytest.mark.parametrize("zipped", [False, True])

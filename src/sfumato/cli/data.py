@@ -42,7 +42,7 @@ def list_sets(data_root: Path | None = _ROOT) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
     for entry in CATALOGUE.values():
-        place = "in scikit-learn" if entry.name == "digits" else locate.find(entry, data_root)
+        place = "in sfumato itself" if entry.name == "digits" else locate.find(entry, data_root)
         table.add_row(
             entry.name,
             f"{entry.train + entry.test:,}",

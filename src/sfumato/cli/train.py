@@ -80,7 +80,7 @@ def train(
 ) -> None:
     """Train an image classifier with differential privacy.
 
-    Without arguments: a small network on scikit-learn's 8x8 digits at epsilon 3, in seconds.
+    Without arguments: a small network on 8x8 images of digits at epsilon 3, in seconds.
     """
     from sfumato.recipe import parse_setting
 

@@ -48,7 +48,7 @@ def get(
     """
     wanted = entry(name)
     if not wanted.downloads:
-        raise UserError(f"'{wanted.name}' comes with scikit-learn: there is nothing to download.")
+        raise UserError(f"'{wanted.name}' comes with sfumato: there is nothing to download.")
     home = Path(to).expanduser() if to is not None else locate.cache_folder()
     folder = home / wanted.folders[0]
     if _complete(wanted, home):

@@ -18,11 +18,12 @@ from sfumato.data.idx import read_idx_folder
 from sfumato.data.imagenet import list_imagenette, list_tiny_imagenet
 from sfumato.data.imageset import Dataset, ImageSet
 from sfumato.data.npz import read_npz
-from sfumato.data.split import Rule, check_fraction, stratified
+from sfumato.data.split import Rule, check_fraction
 from sfumato.errors import UserError, names_in, nearest, nearest_path
 
-_DIGITS_SEED = 0
-_DIGITS_TEST_FRACTION = 0.2
+_DIGITS = Path(__file__).with_name("digits.npz")
+"""The 8×8 digits, 0 to 16 scaled to bytes, with one fixed 80/20 split; see `digits.md`."""
+
 _LARGEST_SIDE = 4096
 
 
@@ -180,7 +181,8 @@ def _listing(entry: Entry | None, place: Path) -> Listing:
 def _read_arrays(entry: Entry, place: Path) -> Dataset:
     classes = entry.class_names
     if entry.name == "digits":
-        train, test = _read_digits()
+        with np.load(_DIGITS) as arrays:
+            train, test = (ImageSet(arrays[f"x_{p}"], arrays[f"y_{p}"]) for p in ("train", "test"))
     elif entry.name in ("cifar10", "cifar100"):
         train, test, classes = read_cifar(place, entry.name)
     else:
@@ -193,18 +195,5 @@ def _read_arrays(entry: Entry, place: Path) -> Dataset:
         validation=None,
         mean=entry.mean,
         std=entry.std,
-        source="scikit-learn" if entry.name == "digits" else str(place),
+        source="sfumato itself" if entry.name == "digits" else str(place),
     )
-
-
-def _read_digits() -> tuple[ImageSet, ImageSet]:
-    """scikit-learn's 8×8 digits, 0..16 scaled to bytes, with one fixed 80/20 split."""
-    from sklearn.datasets import load_digits
-
-    raw = load_digits()
-    images = np.rint(raw.images * (255 / 16)).astype(np.uint8)[:, None]
-    whole = ImageSet(np.ascontiguousarray(images), raw.target.astype(np.int64))
-    rest, part = stratified(
-        whole.labels, _DIGITS_TEST_FRACTION, seed=_DIGITS_SEED, purpose="digits"
-    )
-    return whole.take(rest), whole.take(part)
