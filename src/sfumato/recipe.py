@@ -101,6 +101,20 @@ class Recipe:
                 table[last] = value
         return from_dict(content, options=options)
 
+    def extended_by(self, content: Mapping[str, Any], *, where: str) -> Recipe:
+        """The recipe of a file that extends this one, of which name and description are not kept.
+
+        Args:
+            content: What the file states, as nested plain values.
+            where: The file, for messages.
+        """
+        below = {key: value for key, value in self.to_dict().items() if key in _SECTIONS}
+        own, length = content.get("training"), ("steps", "epochs")
+        if isinstance(own, Mapping) and any(key in own for key in length):
+            for key in length:
+                below["training"].pop(key, None)
+        return from_dict(_overlaid(below, content), where=where)
+
 
 _INSTEAD = {"training.steps": "training.epochs", "training.epochs": "training.steps"}
 _SECTIONS: tuple[str, ...] = (
@@ -123,6 +137,16 @@ def _without_none(content: dict[str, Any]) -> dict[str, Any]:
         for key, value in content.items()
         if value is not None
     }
+
+
+def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested plain values, with others in place of theirs."""
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        both[key] = _overlaid(old, value) if nested else value
+    return both
 
 
 def _toml(value: Any) -> str:
@@ -303,19 +327,24 @@ def from_record(content: Mapping[str, Any], *, where: str) -> Recipe:
     return from_dict(filled, where=where)
 
 
+def parse(text: str, *, where: str) -> dict[str, Any]:
+    """TOML text as nested plain values."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{where} is not valid TOML: {reason}.") from None
+
+
 def loads(text: str, *, where: str, record: bool = False) -> Recipe:
-    """A recipe from TOML text.
+    """A recipe from TOML text that extends no other.
 
     Args:
         text: The file's content.
         where: Where it comes from, for messages.
         record: Whether a run wrote it about itself (see `from_record`).
     """
-    try:
-        content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"{where} is not valid TOML: {reason}.") from None
+    content = parse(text, where=where)
     return from_record(content, where=where) if record else from_dict(content, where=where)
 
 

@@ -225,7 +225,7 @@ def choose(
 
     known = {**(tried or {}), **changes}
     options = {key: OPTIONS[key] for key in given or {} if key in OPTIONS}
-    if recipe is not None and recipe not in recipes.packaged():
+    if recipe is not None and recipes.current_name(recipe) not in recipes.packaged():
         path = Path(recipe)
         is_run = (path / "recipe.toml").is_file()
         if (path.is_dir() and not is_run) or path.suffix == ".npz":

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sfumato.errors import UserError, names_in, nearest, nearest_path
 from sfumato.recipe import Recipe, loads
+from sfumato.recipes.extends import load, locate, read
+from sfumato.recipes.names import current_name, packaged
 
-ALIASES = {
-    f"003/{step}": f"paper-003/{step}"
-    for step in (
-        "1-baseline", "2-adaptive-clipping", "3-weight-standardisation", "4-larger-batch",
-        "5-per-layer-clipping", "6-plateau",
-    )
-}  # fmt: skip
-"""Other names of packaged recipes: the chain of paper 003 beside the paper's other recipes."""
-
+__all__ = [
+    "GENERAL", "ORDINARY", "current_name", "find", "for_data", "general", "of_run",
+    "packaged",
+]  # fmt: skip
 
 GENERAL = ("images", "from-scratch", "last-layer", "wavelets")
 """Recipes for images of one's own."""
@@ -29,30 +26,14 @@ ORDINARY: dict[str, Any] = {
 """What trains most networks without privacy, where a rate for clipped gradients is too high."""
 
 
-def packaged() -> dict[str, Path]:
-    """The recipes that come with sfumato, by name."""
-    root = Path(__file__).parent
-    return {
-        path.relative_to(root).with_suffix("").as_posix(): path
-        for path in sorted(root.rglob("*.toml"))
-    }
-
-
 def find(name: str) -> Recipe:
-    """A packaged recipe by name, or a recipe file by path."""
-    known = packaged()
-    name = ALIASES.get(name, name)
-    if name in known:
-        return loads(known[name].read_text(encoding="utf-8"), where=f"recipe '{name}'")
-    path = Path(name)
-    if path.is_dir() and (path / "recipe.toml").is_file():
-        path = path / "recipe.toml"
-    if path.is_file():
-        return _read(path)
-    if _is_path(name, known):
+    """A packaged recipe by name, or a recipe file by path, with what it extends."""
+    if path := locate(name):
+        return load(path)
+    if _is_path(name):
         raise UserError(f"There is no folder or file '{name}'.{nearest_path(name)}")
-    hint = nearest(name, [*known, *names_in(".")])
-    if hint != nearest(name, known):
+    hint = nearest(current_name(name), [*packaged(), *names_in(".")])
+    if hint != nearest(current_name(name), packaged()):
         raise UserError(f"There is no recipe, folder or file '{name}'.{hint}")
     raise UserError(
         f"There is no recipe '{name}', neither packaged nor as a file.{hint} "
@@ -62,21 +43,15 @@ def find(name: str) -> Recipe:
 
 def of_run(folder: Path) -> Recipe:
     """The recipe that a run folder was trained with, by whatever version of sfumato."""
-    return _read(folder / "recipe.toml", record=True)
+    path = folder / "recipe.toml"
+    return loads(read(path), where=str(path), record=True)
 
 
-def _read(path: Path, *, record: bool = False) -> Recipe:
-    try:
-        return loads(path.read_text(encoding="utf-8"), where=str(path), record=record)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Cannot read the recipe {path}: {error}.") from None
-
-
-def _is_path(name: str, known: Iterable[str]) -> bool:
-    """Whether a name can only be meant as a path, not as a packaged recipe."""
-    first, *rest = Path(name).parts or ("",)
-    folders = {recipe.split("/")[0] for recipe in known if "/" in recipe}
-    if rest and first in folders and not Path(first).is_dir():
+def _is_path(name: str) -> bool:
+    """Tell whether a name can only be meant as a path, not as a packaged recipe."""
+    first, slash, _ = name.partition("/")
+    folders = {recipe.split("/")[0] for recipe in packaged() if "/" in recipe}
+    if slash and current_name(first) in folders and not Path(first).is_dir():
         return False
     return (
         "/" in name
