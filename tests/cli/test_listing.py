@@ -60,7 +60,7 @@ def test_without_a_terminal_a_row_is_one_line(
     assert (
         names.index("last-layer")
         < names.index("sfumato/cifar10-eps1")
-        < names.index("000/resnet18-cifar10-eps7")
+        < names.index("smoothnets/resnet18-cifar10-eps7")
     )
     assert "yours" in lines[1 + names.index("last-layer")]
     for line, name in zip(lines[1:], names, strict=True):
@@ -72,7 +72,7 @@ def test_on_a_terminal_a_name_is_whole(monkeypatch: pytest.MonkeyPatch, columns:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
-    name = "000/component-activation-ü"
+    name = "smoothnets/norm-instance-ü"
     table = Table("name", "number", "about", box=None, pad_edge=False)
     table.add_row(name, "1,234", "word " * 40)
     show(table)
@@ -85,3 +85,16 @@ def test_a_copied_recipe_for_own_images_asks_for_them(sfumato: Run) -> None:
     result = sfumato("train", "my.toml")
     assert result.code == 2 and "is for images of your own" in result.err
     assert sfumato("recipes", "copy", "digits", "own.toml").out.rstrip().endswith("train own.toml")
+
+
+def test_commands_take_the_names_of_version_0_1(sfumato: Run) -> None:
+    former, present = "004/eq-resnet9-d4-cifar10-eps2", "equivariant/eq-resnet9-d4-cifar10-eps2"
+    assert sfumato("recipes", "show", former).out == sfumato("recipes", "show", present).out
+    assert sfumato("recipes", "copy", former, "mine.toml").code == 0
+    assert recipes.find("mine.toml") == recipes.find(present)
+    listed = sfumato("reproduce", "002/fashion-tanh", "--list")
+    assert "fashion-tanh" in listed.out and listed.code == 0
+    refused = sfumato("train", former, "--data", "./scans")
+    assert refused.code == 2 and "scans does not exist" in refused.err, (
+        "the recipe is found, its data are not"
+    )

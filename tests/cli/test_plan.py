@@ -1,4 +1,4 @@
-"""`sfumato plan`: the grid, its numbers, its picture, its refusals; and the chain of paper 003."""
+"""`sfumato plan`: the grid, its numbers, its picture, its refusals; a chain of recipes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,8 @@ def test_planning_does_not_load_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_chain_of_paper_003_changes_one_setting_at_a_time() -> None:
-    names = [n for n in recipes.packaged() if n.startswith("paper-003/")]
+def test_the_chain_of_the_optimizer_report_changes_one_setting_at_a_time() -> None:
+    names = [n for n in recipes.packaged() if fnmatch(n, "optimizer-report/[1-6]-*")]
     assert [n.split("/")[1][0] for n in names] == list("123456")
     chain = [recipes.find(n).replace({"name": "", "about": ""}) for n in names]
     changed = [differences(a.to_dict(), b.to_dict()) for a, b in itertools.pairwise(chain)]

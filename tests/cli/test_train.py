@@ -146,7 +146,7 @@ def test_the_bits_of_scans(sfumato: Run, tmp_path: Path) -> None:
         ("mine.toml", "There is no folder or file 'mine.toml'. Did you mean 'mien.toml'?"),
         ("scens.npz", "called 'scens.npz'. Did you mean 'scans'?"),
         ("./zzzz", "There is no folder or file './zzzz'."),
-        ("003/1-baselin", "There is no recipe '003/1-baselin'"),
+        ("003/1-baselin", "Did you mean 'optimizer-report/1-baseline'?"),
     ],
 )
 def test_a_misspelt_path(run: Run, tmp_path: Path, name: str, words: str) -> None:

@@ -49,9 +49,9 @@ def test_steps_take_the_place_of_inherited_epochs(tmp_path: Path) -> None:
     assert (recipes.find(epochs).training.steps, recipes.find(epochs).training.epochs) == (None, 9)
 
 
-def test_another_name_can_be_extended(tmp_path: Path) -> None:
+def test_a_former_name_can_be_extended(tmp_path: Path) -> None:
     former = write(tmp_path / "mine.toml", 'extends = "003/1-baseline"')
-    assert recipes.find(former).model == recipes.find("paper-003/1-baseline").model
+    assert recipes.find(former).model == recipes.find("optimizer-report/1-baseline").model
 
 
 @pytest.mark.parametrize(

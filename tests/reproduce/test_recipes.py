@@ -129,14 +129,11 @@ def test_every_recipe_of_a_paper_belongs_to_a_row() -> None:
 
 def test_the_noise_agrees_with_what_papers_state() -> None:
     """De et al.: noise 3 for 3066 steps, 9.4 for 2000 steps of WRN-40-4, both at epsilon 8."""
-    for name, sigma in (("001/wrn-16-4-cifar10-eps8", 3.0), ("004/wrn-40-4-cifar10-eps8", 9.4)):
+    stated = {"scale-norm/wrn-16-4-cifar10-eps8": 3.0, "equivariant/wrn-40-4-cifar10-eps8": 9.4}
+    for name, sigma in stated.items():
         assert setup.plan(recipes.find(name), 50_000).noise.multiplier == pytest.approx(
             sigma, abs=0.01
         )
-
-
-def test_the_chain_of_paper_003_goes_by_two_names() -> None:
-    assert recipes.find("003/1-baseline") == recipes.find("paper-003/1-baseline")
 
 
 def test_the_number_of_rows_that_people_are_told() -> None:

@@ -131,6 +131,22 @@ def test_a_finished_folder_without_a_line_is_written_down_without_training(tmp_p
     )
 
 
+def test_runs_and_results_of_version_0_1_count_under_the_papers_present_name(
+    tmp_path: Path,
+) -> None:
+    made, subject = tiny(tmp_path), dataclasses.replace(row("a"), paper="equivariant")
+    jobs = made.missing([subject], seeds=1, settings=())
+    made.run(jobs, after=ignore)
+    (tmp_path / "runs" / "equivariant").rename(tmp_path / "runs" / "004")
+    present, former = (tmp_path / "results" / f"{name}.jsonl" for name in ("equivariant", "004"))
+    former.write_text(present.read_text().replace('"equivariant/a"', '"004/a"'))
+    present.unlink()
+    assert made.missing([subject], seeds=1, settings=()) == []
+    former.unlink()
+    assert len(made.run(jobs, after=ignore).done) == 1, "harvested, not trained again"
+    assert not (tmp_path / "runs" / "equivariant").exists() and present.exists()
+
+
 def test_a_row_that_starts_from_another_runs_that_first(tmp_path: Path) -> None:
     source = row("source", changes={"privacy.epsilon": 1.0})
     after = row("after", needs=source, changes={"start.same_data": True, "start.how": "meanvar"})

@@ -155,22 +155,22 @@ def test_curves_say_which_images_they_are_of(
 ) -> None:
     said = []
     monkeypatch.setattr(figures, "_finish", lambda _, label: said.append(label))
-    plot = next(p for p in PLOTS if (p.paper, p.name) == ("003", "curves"))
+    plot = next(p for p in PLOTS if (p.paper, p.name) == ("optimizer-report", "curves"))
     rows = [every_row()[name] for name in plot.rows()]
     of = ("validation images", "training batches")
     made = [
         dataclasses.replace(e, curve=e.curve | {"of": what})
         for e, what in zip([entry(row, 0.8) for row in rows], of, strict=False)
     ]
-    figures.draw("003", made[:1], tmp_path)
-    figures.draw("003", made, tmp_path)
+    figures.draw("optimizer-report", made[:1], tmp_path)
+    figures.draw("optimizer-report", made, tmp_path)
     assert said == [
         "accuracy on validation images", "accuracy on training batches or validation images",
     ]  # fmt: skip
 
 
 def test_a_line_does_not_go_from_one_setting_to_the_other() -> None:
-    names = [f"002/transfer-max-100-cifar10-eps{e}" for e in ("0.32", "1.04", "2.12")]
+    names = [f"shoe-fit/transfer-max-100-cifar10-eps{e}" for e in ("0.32", "1.04", "2.12")]
     plot = next(p for p in PLOTS if p.name == "transfer")
     rows = [every_row()[name] for name in names]
     odd = entry(rows[2], 0.1)
@@ -190,11 +190,11 @@ def test_where_one_number_changes_best_settings_are_left_out(plot: Plot, tmp_pat
 
 def test_a_panel_of_which_nothing_was_run_takes_no_room(tmp_path: Path) -> None:
     one, both = tmp_path / "one", tmp_path / "both"
-    names = [f"001/resnet9-{data}-eps2.89" for data in ("cifar10", "imagenette")]
+    names = [f"scale-norm/resnet9-{data}-eps2.89" for data in ("cifar10", "imagenette")]
     for out, made in ((one, names[:1]), (both, names)):
         out.mkdir()
-        figures.draw("001", [entry(every_row()[name], 0.8) for name in made], out)
-    wide = [Image.open(out / "001-scale-norm.png").width for out in (one, both)]
+        figures.draw("scale-norm", [entry(every_row()[name], 0.8) for name in made], out)
+    wide = [Image.open(out / "scale-norm-budgets.png").width for out in (one, both)]
     assert wide[0] < 0.7 * wide[1]
 
 
@@ -215,12 +215,13 @@ def test_without_results_no_figure_is_drawn(tmp_path: Path) -> None:
 
 
 def test_patterns_and_several_names_mean_each_row_once() -> None:
-    rows_ = find_all(["001/*resnet9-cifar10-*", "001/resnet9-cifar10-eps7.42", "002/fashion-tanh"])
+    several = "scale-norm/*resnet9-cifar10-*", "scale-norm/resnet9-cifar10-eps7.42"
+    rows_ = find_all([*several, "shoe-fit/fashion-tanh"])
     names = [row.name for row in rows_]
     assert len(names) == 7 and names[-1] == "tanh-b1024-fashion-eps2.7"
     assert all("cifar10" in name for name in names[:-1])
-    with pytest.raises(UserError, match="No row of paper 001 is called like"):
-        find_all(["001/*cifar11*"])
+    with pytest.raises(UserError, match="No row of paper scale-norm is called like"):
+        find_all(["scale-norm/*cifar11*"])
 
 
 def test_rows_are_unique_and_found_by_name_and_alias() -> None:
@@ -228,8 +229,9 @@ def test_rows_are_unique_and_found_by_name_and_alias() -> None:
         n for p in PAPERS for r in p.rows for n in (r.id, f"{p.key}/{r.alias}") if n[-1] != "/"
     ]
     assert len(names) == len(set(names))
-    assert find("002/fashion-tanh")[1][0].name == "tanh-b1024-fashion-eps2.7"
-    assert len(find("004")[1]) == len([n for n in every_row() if n.startswith("004/")])
+    assert find("shoe-fit/fashion-tanh")[1][0].name == "tanh-b1024-fashion-eps2.7"
+    own = [name for name in every_row() if name.startswith("equivariant/")]
+    assert [row_.id for row_ in find("equivariant")[1]] == own
     for row_ in every_row().values():
         for start in filter(None, (row_.needs, row_.best_needs)):
             assert find(start.id)[1] == (start,)
@@ -237,7 +239,7 @@ def test_rows_are_unique_and_found_by_name_and_alias() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("005", "no paper '005'"), ("002/fashion-tan", "Did you mean 'fashion-tanh'")],
+    [("005", "no paper '005'"), ("shoe-fit/fashion-tan", "Did you mean 'fashion-tanh'")],
 )
 def test_unknown_names_are_explained(name: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
@@ -255,10 +257,10 @@ def test_a_run_as_published_is_calibrated_as_the_papers_did() -> None:
 @pytest.mark.parametrize(
     ("name", "images"),
     [
-        ("002/source-max-100-cifar100", 50_000),
-        ("002/source-half-rand-50-cifar100", 25_000),
-        ("002/source-min-rand-10-cifar100", 5_000),
-        ("002/tanh-mnist-eps2.93", 60_000),
+        ("shoe-fit/source-max-100-cifar100", 50_000),
+        ("shoe-fit/source-half-rand-50-cifar100", 25_000),
+        ("shoe-fit/source-min-rand-10-cifar100", 5_000),
+        ("shoe-fit/tanh-mnist-eps2.93", 60_000),
     ],
 )
 def test_the_images_that_a_recipe_means(name: str, images: int) -> None:
@@ -289,14 +291,14 @@ def test_lines_join_the_points_of_one_network_alone() -> None:
         "scale-resnet9-cifar10-eps9.88",
         "wrn-16-4-cifar10-eps8",
     )
-    made = [entry(every_row()[f"001/{name}"], 0.8, setting="best") for name in names]
+    made = [entry(every_row()[f"scale-norm/{name}"], 0.8, setting="best") for name in names]
     axes = Figure().add_subplot()
-    pareto._ours(axes, "001", pareto._points(made, dict(pareto._series())["001"]), 0)
+    pareto._ours(axes, "scale-norm", pareto._points(made, dict(pareto._series())["scale-norm"]), 0)
     assert [list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-"] == [
         [2.89, 9.88], [8.0],
     ]  # fmt: skip
     (label,) = axes.get_legend_handles_labels()[1]
-    assert label == "ours: 001 (scale-resnet9, wrn-16-4)"
+    assert label == "ours: scale-norm (scale-resnet9, wrn-16-4)"
 
 
 def test_of_points_at_one_epsilon_a_curve_shows_the_last() -> None:
@@ -310,6 +312,6 @@ def test_of_points_at_one_epsilon_a_curve_shows_the_last() -> None:
 
 
 def test_what_other_rows_start_from_is_no_point_of_the_front() -> None:
-    names = {row.name for row in dict(pareto._series())["002"]}
+    names = {row.name for row in dict(pareto._series())["shoe-fit"]}
     assert "he-cifar10-eps19.2" in names and "sgd-cifar10-eps8" in names
     assert not names & {"meanvar-source-cifar10-eps4", "meanvar-cifar10-eps19.2"}

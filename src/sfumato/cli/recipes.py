@@ -46,8 +46,8 @@ def list_recipes() -> None:
     show_table(table)
 
 
-def _place(name: str) -> tuple[int, str]:
-    return (2 if name[0].isdigit() or name.startswith("paper-") else int("/" in name), name)
+def _place(name: str) -> tuple[bool, bool, str]:
+    return "/" in name, not name.startswith("sfumato/"), name
 
 
 def show(recipe: str = typer.Argument(help="A packaged recipe or a recipe file.")) -> None:

@@ -29,7 +29,7 @@ def reproduce(
     what: list[str] = typer.Argument(
         None,
         metavar="[PAPER[/ROW]]...",
-        help="What to run, such as 004, 002/fashion-tanh or '001/\\*cifar10\\*'.",
+        help="What to run, such as equivariant, shoe-fit/fashion-tanh or 'shoe-fit/\\*cifar10\\*'.",
     ),
     seeds: int = typer.Option(3, min=1, help="Runs per row, with seeds 0, 1, 2 and so on."),
     setting: str = typer.Option(
@@ -228,5 +228,5 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
             markup=False,
         )
     console.print(
-        "\nRun a paper or a row: sfumato reproduce 002/fashion-tanh --seeds 1", soft_wrap=True
+        "\nRun a paper or a row: sfumato reproduce shoe-fit/fashion-tanh --seeds 1", soft_wrap=True
     )

@@ -10,10 +10,10 @@ from typing import Any
 from sfumato.errors import UserError, names_in, nearest, nearest_path
 from sfumato.recipe import Recipe, loads
 from sfumato.recipes.extends import load, locate, read
-from sfumato.recipes.names import current_name, packaged
+from sfumato.recipes.names import current_name, former_names, packaged
 
 __all__ = [
-    "GENERAL", "ORDINARY", "current_name", "find", "for_data", "general", "of_run",
+    "GENERAL", "ORDINARY", "current_name", "find", "for_data", "former_names", "general", "of_run",
     "packaged",
 ]  # fmt: skip
 

@@ -1,18 +1,15 @@
-"""Names of packaged recipes."""
+"""Names of packaged recipes and of the papers that they are from, those of version 0.1 included."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-_ALIASES = {
-    f"003/{step}": f"paper-003/{step}"
-    for step in (
-        "1-baseline", "2-adaptive-clipping", "3-weight-standardisation", "4-larger-batch",
-        "5-per-layer-clipping", "6-plateau",
-    )
+_FORMER = {
+    "000": "smoothnets", "001": "scale-norm", "002": "shoe-fit", "003": "optimizer-report",
+    "paper-003": "optimizer-report", "004": "equivariant",
 }  # fmt: skip
-"""Other names of packaged recipes: the chain of paper 003 beside the paper's other recipes."""
+"""The papers' names by those that version 0.1 used."""
 
 
 @cache
@@ -26,5 +23,11 @@ def packaged() -> dict[str, Path]:
 
 
 def current_name(name: str) -> str:
-    """A packaged recipe's own name, given that or another."""
-    return _ALIASES.get(name, name)
+    """The present name of a paper, recipe, row or pattern of rows, given that or its former one."""
+    paper, slash, rest = name.partition("/")
+    return _FORMER.get(paper, paper) + slash + rest
+
+
+def former_names(paper: str) -> list[str]:
+    """The names that version 0.1 used for a paper."""
+    return [former for former, present in _FORMER.items() if present == paper]

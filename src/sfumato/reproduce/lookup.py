@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from sfumato.errors import UserError, nearest
+from sfumato.recipes import current_name
 from sfumato.reproduce.row import Paper, Row
 from sfumato.reproduce.rows import PAPERS
 
@@ -17,7 +18,7 @@ def every_row() -> dict[str, Row]:
 
 def find(name: str) -> tuple[Paper, Sequence[Row]]:
     """The paper and the rows that `PAPER`, `PAPER/ROW` or `PAPER/PATTERN` (with `*`) means."""
-    key, slash, rest = name.strip("/").partition("/")
+    key, slash, rest = current_name(name.strip("/")).partition("/")
     paper = next((p for p in PAPERS if p.key == key), None)
     if paper is None:
         known = [p.key for p in PAPERS]

@@ -29,7 +29,7 @@ class Plot:
 
     Attributes:
         paper: Whose.
-        name: Of the file, after the paper's number.
+        name: Of the file, after the paper's.
         source: The table or figure of the paper that it belongs to.
         kind: Against a number, along training, or side by side.
         caption: What it shows.
@@ -68,12 +68,12 @@ def _swept(label: str, rows: dict[float, str]) -> Series:
 
 def _capacity(data: str, title: str) -> Panel:
     sizes = (4, 8, 16, 32, 64)
-    private = {float(k): f"002/capacity-k{k}-{data}-eps1.69" for k in sizes}
-    bare = {float(k): f"002/capacity-k{k}-{data}-not-private" for k in sizes}
+    private = {float(k): f"shoe-fit/capacity-k{k}-{data}-eps1.69" for k in sizes}
+    bare = {float(k): f"shoe-fit/capacity-k{k}-{data}-not-private" for k in sizes}
     return Panel(title, (_swept("DP-SGD, ε 1.69", private), _swept("SGD", bare)))
 
 
-_D4 = "004/eq-resnet9-d4"
+_D4 = "equivariant/eq-resnet9-d4"
 _COMPONENTS = (
     "base", "norm-instance", "norm-layer", "norm-none", "activation-relu", "pooling-average",
     "pooling-none", "links-residual", "links-plain", "wide16-deep2", "wide4-deep5", "wide4-deep9",
@@ -82,31 +82,31 @@ _COMPONENTS = (
 
 PLOTS: tuple[Plot, ...] = (
     Plot(
-        paper="000", name="architectures", source="table 2", kind="dots",
+        paper="smoothnets", name="architectures", source="table 2", kind="dots",
         caption="Architectures at epsilon 7 (dots: ours, ticks: seeds, diamonds: published).",
         panels=tuple(
             Panel(title, tuple(
-                _one(model, f"000/{model}-{data}-eps7")
+                _one(model, f"smoothnets/{model}-{data}-eps7")
                 for model in ("smoothnet", "densenet121", "resnet18", "resnet34", "efficientnet-b0")
             ))
             for data, title in (("cifar10", "CIFAR-10"), ("imagenette", "ImageNette"))
         ),
     ),
     Plot(
-        paper="000", name="components", source="section 2", kind="dots",
+        paper="smoothnets", name="components", source="section 2", kind="dots",
         caption="SmoothNet with one component exchanged, at epsilon 7.",
         panels=(
             Panel("CIFAR-10", tuple(
-                _one(what, f"000/component-{what}-cifar10-eps7") for what in _COMPONENTS
+                _one(what, f"smoothnets/component-{what}-cifar10-eps7") for what in _COMPONENTS
             )),
         ),
     ),
     Plot(
-        paper="001", name="scale-norm", source="table 1", kind="sweep", x="ε",
+        paper="scale-norm", name="budgets", source="table 1", kind="sweep", x="ε",
         caption="With and without ScaleNorm (median, lowest and highest seed; dotted: published).",
         panels=tuple(
             Panel(title, tuple(
-                _swept(label, {e: f"001/{model}-{data}-eps{e:g}" for e in budgets})
+                _swept(label, {e: f"scale-norm/{model}-{data}-eps{e:g}" for e in budgets})
                 for label, model in (("ScaleNorm", "scale-resnet9"), ("no ScaleNorm", "resnet9"))
             ))
             for data, title, budgets in (
@@ -116,110 +116,114 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        paper="001", name="curves", source="table 2", kind="curves", x="ε spent",
+        paper="scale-norm", name="curves", source="table 2", kind="curves", x="ε spent",
         caption="WRN-16-4 against the privacy spent (diamonds: averaged weights on the test set "
         "at the end).",
         panels=(
             Panel("CIFAR-10", (
-                _one("no ScaleNorm", "001/wrn-16-4-cifar10-eps8"),
-                _one("ScaleNorm", "001/scale-wrn-16-4-cifar10-eps8"),
+                _one("no ScaleNorm", "scale-norm/wrn-16-4-cifar10-eps8"),
+                _one("ScaleNorm", "scale-norm/scale-wrn-16-4-cifar10-eps8"),
             )),
         ),
     ),
     Plot(
-        paper="002", name="capacity", source="figure 1", kind="sweep", x="filters k",
+        paper="shoe-fit", name="capacity", source="figure 1", kind="sweep", x="filters k",
         caption="Accuracy against the number of filters, with and without privacy.",
         panels=(_capacity("mnist", "MNIST"), _capacity("fashion", "Fashion-MNIST")),
     ),
     Plot(
-        paper="002", name="tanh-relu", source="figures 2 and 3, summary", kind="curves",
+        paper="shoe-fit", name="tanh-relu", source="figures 2 and 3, summary", kind="curves",
         x="ε spent",
         caption="tanh and ReLU against the privacy spent (diamonds: on the test set at the end).",
         panels=(
             Panel("MNIST", (
-                _one("tanh", "002/tanh-mnist-eps2.93"), _one("ReLU", "002/relu-mnist-eps2.93"),
+                _one("tanh", "shoe-fit/tanh-mnist-eps2.93"),
+                _one("ReLU", "shoe-fit/relu-mnist-eps2.93"),
             )),
             Panel("Fashion-MNIST, B = 256", (
-                _one("tanh", "002/tanh-b256-fashion-eps2.7"),
-                _one("ReLU", "002/relu-b256-fashion-eps2.7"),
+                _one("tanh", "shoe-fit/tanh-b256-fashion-eps2.7"),
+                _one("ReLU", "shoe-fit/relu-b256-fashion-eps2.7"),
             )),
             Panel("Fashion-MNIST, B = 1024", (
-                _one("tanh", "002/tanh-b1024-fashion-eps2.7"),
-                _one("ReLU", "002/relu-b1024-fashion-eps2.7"),
+                _one("tanh", "shoe-fit/tanh-b1024-fashion-eps2.7"),
+                _one("ReLU", "shoe-fit/relu-b1024-fashion-eps2.7"),
             )),
         ),
     ),
     Plot(
-        paper="002", name="activation-norms", source="figures 2 and 3, summary", kind="dots",
+        paper="shoe-fit", name="activation-norms", source="figures 2 and 3, summary", kind="dots",
         y="mean L2 norm", measure="activation-norm",
         caption="Norm of the first convolution's activations on test images, after training.",
         panels=(
             Panel("MNIST", (
-                _one("ReLU, not private", "002/relu-mnist-not-private"),
-                _one("ReLU, DP-SGD", "002/relu-mnist-eps2.93"),
-                _one("tanh, DP-SGD", "002/tanh-mnist-eps2.93"),
+                _one("ReLU, not private", "shoe-fit/relu-mnist-not-private"),
+                _one("ReLU, DP-SGD", "shoe-fit/relu-mnist-eps2.93"),
+                _one("tanh, DP-SGD", "shoe-fit/tanh-mnist-eps2.93"),
             )),
         ),
     ),
     Plot(
-        paper="002", name="transfer", source="tables 3 and 4", kind="sweep", x="ε",
+        paper="shoe-fit", name="transfer", source="tables 3 and 4", kind="sweep", x="ε",
         caption="The last layer trained on CIFAR-10 after public CIFAR-100 (dotted: published).",
         panels=(
             Panel("CIFAR-10", tuple(
                 _swept(kind, {
-                    e: f"002/transfer-{kind}-cifar10-eps{e:g}" for e in (0.32, 1.04, 2.12)
+                    e: f"shoe-fit/transfer-{kind}-cifar10-eps{e:g}" for e in (0.32, 1.04, 2.12)
                 })
                 for kind in ("max-100", "half-rand-50", "min-rand-10")
             )),
         ),
     ),
     Plot(
-        paper="002", name="meanvar", source="figure 4", kind="curves", x="ε spent",
+        paper="shoe-fit", name="meanvar", source="figure 4", kind="curves", x="ε spent",
         caption="He and MeanVar initialisation; MeanVar begins with what its source has spent.",
         panels=(
             Panel("CIFAR-10", (
-                _one("MeanVar", "002/meanvar-cifar10-eps19.2"),
-                _one("He", "002/he-cifar10-eps19.2"),
+                _one("MeanVar", "shoe-fit/meanvar-cifar10-eps19.2"),
+                _one("He", "shoe-fit/he-cifar10-eps19.2"),
             )),
         ),
     ),
     Plot(
-        paper="002", name="sgd-adam", source="figure 5", kind="curves", x="ε spent",
+        paper="shoe-fit", name="sgd-adam", source="figure 5", kind="curves", x="ε spent",
         caption="DP-SGD and DP-Adam against the privacy spent.",
         panels=(
             Panel("MNIST", (
-                _one("SGD", "002/tanh-mnist-eps2.93"), _one("Adam", "002/adam-mnist-eps2.93"),
+                _one("SGD", "shoe-fit/tanh-mnist-eps2.93"),
+                _one("Adam", "shoe-fit/adam-mnist-eps2.93"),
             )),
             Panel("Fashion-MNIST", (
-                _one("SGD", "002/tanh-b256-fashion-eps2.7"),
-                _one("Adam", "002/adam-b256-fashion-eps2.7"),
+                _one("SGD", "shoe-fit/tanh-b256-fashion-eps2.7"),
+                _one("Adam", "shoe-fit/adam-b256-fashion-eps2.7"),
             )),
             Panel("CIFAR-10", (
-                _one("SGD", "002/sgd-cifar10-eps8"), _one("Adam", "002/adam-cifar10-eps8"),
+                _one("SGD", "shoe-fit/sgd-cifar10-eps8"),
+                _one("Adam", "shoe-fit/adam-cifar10-eps8"),
             )),
         ),
     ),
     Plot(
-        paper="003", name="curves", source="section 7", kind="curves", x="ε spent",
+        paper="optimizer-report", name="curves", source="section 7", kind="curves", x="ε spent",
         caption="ResNet-20 against the privacy spent (diamonds: on the test set at the end).",
         panels=(
             Panel("CIFAR-10", tuple(
-                _one(f"budget ε {e}", f"003/resnet20-cifar10-eps{e}") for e in (3, 5, 8)
+                _one(f"budget ε {e}", f"optimizer-report/resnet20-cifar10-eps{e}")
+                for e in (3, 5, 8)
             )),
         ),
     ),
     Plot(
-        paper="004", name="groups", source="table 4", kind="dots",
+        paper="equivariant", name="groups", source="table 4", kind="dots",
         caption="Symmetry groups at epsilon 2 (dots: ours, ticks: seeds, diamonds: published).",
         panels=(
             Panel("CIFAR-10", tuple(
-                _one(g.upper(), f"004/eq-resnet9-{g}-cifar10-eps2")
+                _one(g.upper(), f"equivariant/eq-resnet9-{g}-cifar10-eps2")
                 for g in ("c4", "c8", "c16", "d4", "d8", "d16", "so2-1", "so2-2", "so2-3")
             )),
         ),
     ),
     Plot(
-        paper="004", name="width", source="figure 2", kind="sweep", one_change=True,
+        paper="equivariant", name="width", source="figure 2", kind="sweep", one_change=True,
         x="channels of the first width",
         caption="Accuracy against width, with and without symmetry, at epsilon 8.",
         panels=(
@@ -229,13 +233,14 @@ PLOTS: tuple[Plot, ...] = (
                     32.0: f"{_D4}-width32-cifar10-eps8", 64.0: f"{_D4}-width64-cifar10-eps8",
                 }),
                 _swept("ResNet-9", {
-                    float(n): f"004/resnet9-width{n}-cifar10-eps8" for n in (8, 16, 32, 64)
+                    float(n): f"equivariant/resnet9-width{n}-cifar10-eps8" for n in (8, 16, 32, 64)
                 }),
             )),
         ),
     ),
     Plot(
-        paper="004", name="batch", source="figure 4", kind="sweep", one_change=True, x="batch B",
+        paper="equivariant", name="batch", source="figure 4", kind="sweep", one_change=True,
+        x="batch B",
         caption="Accuracy against the batch at epsilon 8.",
         panels=(
             Panel("CIFAR-10", (
@@ -246,13 +251,14 @@ PLOTS: tuple[Plot, ...] = (
                     8192.0: f"{_D4}-cifar10-eps8",
                 }),
                 _swept("WRN-16-4", {
-                    float(b): f"004/wrn-16-4-b{b}-cifar10-eps8" for b in (256, 1024, 4096)
+                    float(b): f"equivariant/wrn-16-4-b{b}-cifar10-eps8" for b in (256, 1024, 4096)
                 }),
             )),
         ),
     ),
     Plot(
-        paper="004", name="views", source="figure 5", kind="sweep", one_change=True, x="views K",
+        paper="equivariant", name="views", source="figure 5", kind="sweep", one_change=True,
+        x="views K",
         caption="Accuracy against augmentation multiplicity at epsilon 8.",
         panels=(
             Panel("CIFAR-10", (

@@ -1,4 +1,7 @@
-"""`results/PAPER.jsonl`: one line per finished run, and nothing else is ever a result."""
+"""`results/PAPER.jsonl`: one line per finished run, and nothing else is ever a result.
+
+Lines of version 0.1 name papers by numbers; they are read as results of the papers' present names.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 
 from sfumato.errors import UserError
 from sfumato.io import json_lines
+from sfumato.recipes import current_name
 from sfumato.reproduce.row import Row, Setting
 
 
@@ -111,7 +115,12 @@ def _entry(line: str, where: str) -> Entry:
             raise UserError(
                 f"{where} is not a result: its {key} is {value!r}, not a number from 0 to 1."
             )
-    return Entry(**{key: value for key, value in content.items() if key in _FIELDS})
+    names = {key: content[key] for key in ("row", "recipe")}
+    for key, value in names.items():
+        if not isinstance(value, str):
+            raise UserError(f"{where} is not a result: its {key} is {value!r}, not a name.")
+        names[key] = current_name(value)
+    return Entry(**{key: value for key, value in (content | names).items() if key in _FIELDS})
 
 
 def append(folder: Path, entry: Entry) -> Path:

@@ -32,7 +32,7 @@ class Row:
     """One published result.
 
     Attributes:
-        paper: The paper's number, or `sfumato` for our own.
+        paper: The paper's name, or `sfumato` for our own.
         name: Short and unique within the paper.
         recipe: The packaged recipe.
         source: Where the paper prints it, such as `table 2`.
@@ -136,7 +136,7 @@ class Paper:
     """A paper with the rows that can be run again.
 
     Attributes:
-        key: Its number, the first part of every row's and recipe's name.
+        key: Its name, the first part of every row's and recipe's name.
         title: As printed.
         authors: As cited.
         measured: What its accuracies are, in a sentence.

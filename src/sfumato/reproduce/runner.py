@@ -15,6 +15,7 @@ from pathlib import Path
 from sfumato.errors import UserError
 from sfumato.io.locks import InUse, alone
 from sfumato.recipe import Recipe
+from sfumato.recipes import former_names
 from sfumato.reproduce import results_file
 from sfumato.reproduce.harvest import harvest
 from sfumato.reproduce.results_file import Entry
@@ -201,13 +202,19 @@ class Runner:
         self, job: Job, outcome: Outcome, after: Callable[[Entry], None], place: str = ""
     ) -> Path:
         """Bring a run to its end, with the run that it starts from, and write both down."""
-        with alone(self.runs / job.folder):
+        with alone(self.folder(job)):
             return self._alone(job, outcome, after, place)
+
+    def folder(self, job: Job) -> Path:
+        """Where a run lies, which may be where version 0.1 began it, under the paper's number."""
+        rest = job.folder.relative_to(job.row.paper)
+        former = (self.runs / paper / rest for paper in former_names(job.row.paper))
+        return next((folder for folder in former if folder.is_dir()), self.runs / job.folder)
 
     def _alone(
         self, job: Job, outcome: Outcome, after: Callable[[Entry], None], place: str
     ) -> Path:
-        folder, entries = self.runs / job.folder, results_file.read(self.results)
+        folder, entries = self.folder(job), results_file.read(self.results)
         known = {entry.seed for entry in results_file.of_row(entries, job.row, job.setting)}
         if files.finished(folder) and job.seed in known:
             return folder

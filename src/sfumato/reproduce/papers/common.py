@@ -44,12 +44,10 @@ def row(
     paper: str, source: str, recipe: str, published: float | None, note: str = "", **more: Any
 ) -> Row:
     """A row that is called like its recipe, unless `name` says otherwise."""
-    name = more.pop("name", recipe.partition("/")[2] or recipe)
-    where = recipe if "/" in recipe else f"{paper}/{recipe}"
     return Row(
         paper=paper,
-        name=name,
-        recipe=where,
+        name=more.pop("name", recipe),
+        recipe=f"{paper}/{recipe}",
         source=source,
         published=published,
         note=note,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sfumato.reproduce.papers.common import row
 from sfumato.reproduce.row import PLD, Paper
+
+_row = partial(row, "equivariant")
 
 
 def paper() -> Paper:
@@ -37,13 +40,13 @@ def paper() -> Paper:
     # steps: a group of order 16 or 32 costs two to four times as much for each view.
     shorter_groups = tuned | {"training.views": 4, "training.steps": 1500}
     rows = [
-        row(
-            "004", "table 4", f"eq-resnet9-{g}-cifar10-eps2", value,
+        _row(
+            "table 4", f"eq-resnet9-{g}-cifar10-eps2", value,
             notes.get(g, ""), best=tuned if g == "d4" else shorter_groups,
         )
         for g, value in groups.items()
     ]  # fmt: skip
-    rows.append(row("004", "table 4", "wrn-40-4-cifar10-eps2", 62.6, "De et al. report 65.9"))
+    rows.append(_row("table 4", "wrn-40-4-cifar10-eps2", 62.6, "De et al. report 65.9"))
     shorter = PLD | {
         "privacy.tuned": "the validation accuracy of four runs of Equivariant-ResNet-9 at epsilon "
         "2 on 45 000 of CIFAR-10's 50 000 training images: SGD with rates of 4, 8 and 16, and "
@@ -59,24 +62,24 @@ def paper() -> Paper:
     inside: dict[str, Any] = {"measures": ("calibration", "sparsity")}
     lower = "published: a Brier score about 27 % below that of the conventional network"
     rows += [
-        row("004", "table 3", "eq-resnet9-d4-cifar10-eps8", None, lower, best=shorter, **inside),
-        row("004", "table 3", "resnet9-width64-cifar10-eps8", None, best=shorter, **inside),
+        _row("table 3", "eq-resnet9-d4-cifar10-eps8", None, lower, best=shorter, **inside),
+        _row("table 3", "resnet9-width64-cifar10-eps8", None, best=shorter, **inside),
     ]
     rows += [
-        row("004", "table 6", f"{model}-cifar10-eps{eps}", None)
+        _row("table 6", f"{model}-cifar10-eps{eps}", None)
         for model in ("eq-resnet9-d4", "wrn-40-4")
         for eps in (1, 3, 4, 6, 8)
         if (model, eps) != ("eq-resnet9-d4", 8)
     ]
     rows += [
-        row("004", "table 1", "eq-resnet9-d4-cifar100-eps2", None),
-        row("004", "table 1", "eq-resnet9-d4-cifar100-eps8", None, "over 7 points above WRN-40-4"),
-        row("004", "table 1", "wrn-40-4-cifar100-eps8", None),
-        row("004", "table 2", "eq-resnet9-d4-tiny-imagenet-eps8", 34.1),
-        row("004", "table 2", "wrn-40-4-tiny-imagenet-eps8", 27.8),
-        row("004", "table 2", "eq-wrn-40-1-tiny-imagenet-eps8", 28.1),
-        row("004", "table 2", "eq-resnet9-d4-imagenette-eps8", None),
-        row("004", "table 2", "wrn-40-4-imagenette-eps8", None),
+        _row("table 1", "eq-resnet9-d4-cifar100-eps2", None),
+        _row("table 1", "eq-resnet9-d4-cifar100-eps8", None, "over 7 points above WRN-40-4"),
+        _row("table 1", "wrn-40-4-cifar100-eps8", None),
+        _row("table 2", "eq-resnet9-d4-tiny-imagenet-eps8", 34.1),
+        _row("table 2", "wrn-40-4-tiny-imagenet-eps8", 27.8),
+        _row("table 2", "eq-wrn-40-1-tiny-imagenet-eps8", 28.1),
+        _row("table 2", "eq-resnet9-d4-imagenette-eps8", None),
+        _row("table 2", "wrn-40-4-imagenette-eps8", None),
     ]
     sweeps = {
         "figure 2": [f"eq-resnet9-d4-width{n}" for n in (8, 32, 64)]
@@ -86,9 +89,9 @@ def paper() -> Paper:
         "figure 5": [f"eq-resnet9-d4-k{n}" for n in (1, 2, 8, 16, 32)],
     }
     for source, names in sweeps.items():
-        rows += [row("004", source, f"{name}-cifar10-eps8", None) for name in names]
+        rows += [_row(source, f"{name}-cifar10-eps8", None) for name in names]
     return Paper(
-        key="004",
+        key="equivariant",
         title="Equivariant differentially private deep learning: why DP-SGD needs sparser models",
         authors="Hölzl et al. (2023)",
         measured="Published accuracies are medians of five runs on the test set. The numbers of "

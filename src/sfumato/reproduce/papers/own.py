@@ -10,11 +10,11 @@ from sfumato.reproduce.row import Paper, Row
 _PAPERNOT = "the tanh network of Papernot et al. (2019)"
 
 _WIDE = {
-    3: ("003/wrn-16-4-cifar10-eps3",),
+    3: ("optimizer-report/wrn-16-4-cifar10-eps3",),
     8: (
-        "001/scale-wrn-16-4-cifar10-eps8",
-        "001/wrn-16-4-cifar10-eps8",
-        "003/wrn-16-4-cifar10-eps8",
+        "scale-norm/scale-wrn-16-4-cifar10-eps8",
+        "scale-norm/wrn-16-4-cifar10-eps8",
+        "optimizer-report/wrn-16-4-cifar10-eps8",
     ),
 }
 """The papers' rows of WRN-16-4 on CIFAR-10, by epsilon."""
@@ -46,15 +46,16 @@ def paper() -> Paper:
             if kind and eps == 1:
                 note += "; with synthetic images, Tang et al. (2023) have 72.3"
             where = f"CIFAR-10 {source}"
-            more: dict[str, Any] = {"best": {}, "answers": (f"004/eq-resnet9-d4-cifar10-eps{eps}",)}
+            answers = (f"equivariant/eq-resnet9-d4-cifar10-eps{eps}",)
+            more: dict[str, Any] = {"best": {}, "answers": answers}
             rows.append(row("sfumato", where, f"{kind}cifar10-eps{eps}", value, note, **more))
             if kind and eps in (3, 8):
                 larger = f"leaves-wrn-16-4-cifar10-eps{eps}"
                 more |= {"needs": wide, "one_start": True, "answers": _WIDE[eps]}
                 rows.append(row("sfumato", where, larger, value, note, **more))
     for recipe, value, answers, theirs in (
-        ("wavelets-mnist-eps2.93", 98.1, "002/tanh-mnist-eps2.93", "98.7 at epsilon 2.5"),
-        ("wavelets-fashion-eps2.7", 86.1, "002/tanh-b256-fashion-eps2.7", "89.7 at epsilon 3"),
+        ("wavelets-mnist-eps2.93", 98.1, "shoe-fit/tanh-mnist-eps2.93", "98.7 at epsilon 2.5"),
+        ("wavelets-fashion-eps2.7", 86.1, "shoe-fit/tanh-b256-fashion-eps2.7", "89.7 at epsilon 3"),
     ):
         note = f"to beat: {_PAPERNOT}; with wavelets, Tramèr and Boneh (2021) have {theirs}"
         more = {"best": {}, "answers": (answers,)}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sfumato.reproduce.papers.common import NOT_PRIVATE, row
 from sfumato.reproduce.row import PLD, Paper
+
+_row = partial(row, "shoe-fit")
 
 _BARE_RATE = 0.107
 """Table 5's rate of SGD without privacy, on Fashion-MNIST with batches of 256."""
@@ -19,12 +22,12 @@ def paper() -> Paper:
     for data in ("mnist", "fashion"):
         for k in (4, 8, 16, 32, 64):
             recipe = f"capacity-k{k}-{data}-eps1.69"
-            rows.append(row("002", "figure 1", recipe, None))
+            rows.append(_row("figure 1", recipe, None))
             bare: dict[str, Any] = {
                 "name": f"capacity-k{k}-{data}-not-private",
                 "changes": NOT_PRIVATE,
             }
-            rows.append(row("002", "figure 1", recipe, None, **bare))
+            rows.append(_row("figure 1", recipe, None, **bare))
     averaged = {"best": PLD | {"training.average": 0.999}}
     larger = PLD | {
         "privacy.tuned": "the validation accuracy of two runs on 50 000 of MNIST's 60 000 training "
@@ -39,24 +42,24 @@ def paper() -> Paper:
     tanh, relu = "tanh-mnist-eps2.93", "relu-mnist-eps2.93"
     without = NOT_PRIVATE | {"optimizer.lr": _BARE_RATE}
     rows += [
-        row(
-            "002", summary, tanh, 98.1, "98.0 as the mean of ten runs in figure 2",
+        _row(
+            summary, tanh, 98.1, "98.0 as the mean of ten runs in figure 2",
             best=larger, **norms,
         ),
-        row("002", summary, relu, 96.6, **norms),
-        row("002", summary, tanh, 99.0, name="tanh-mnist-not-private", changes=NOT_PRIVATE),
-        row(
-            "002", summary, relu, 99.0, "a third of the rate: at 0.15 it diverges without clipping",
+        _row(summary, relu, 96.6, **norms),
+        _row(summary, tanh, 99.0, name="tanh-mnist-not-private", changes=NOT_PRIVATE),
+        _row(
+            summary, relu, 99.0, "a third of the rate: at 0.15 it diverges without clipping",
             name="relu-mnist-not-private", changes=NOT_PRIVATE | {"optimizer.lr": 0.05}, **norms,
         ),
-        row("002", summary, "relu-b256-fashion-eps2.7", 81.9),
-        row("002", summary, "relu-b1024-fashion-eps2.7", None, alias="fashion-relu"),
-        row(
-            "002", summary, "tanh-b256-fashion-eps2.7", 89.3, _AS_TABLE_5,
+        _row(summary, "relu-b256-fashion-eps2.7", 81.9),
+        _row(summary, "relu-b1024-fashion-eps2.7", None, alias="fashion-relu"),
+        _row(
+            summary, "tanh-b256-fashion-eps2.7", 89.3, _AS_TABLE_5,
             name="tanh-fashion-not-private", changes=without,
         ),
-        row(
-            "002", summary, "relu-b256-fashion-eps2.7", 89.4, _AS_TABLE_5,
+        _row(
+            summary, "relu-b256-fashion-eps2.7", 89.4, _AS_TABLE_5,
             name="relu-fashion-not-private", changes=without,
         ),
     ]  # fmt: skip
@@ -67,7 +70,7 @@ def paper() -> Paper:
     }
     where = "tables 3 and 4"
     ours = "ours, of all classes: what `best` starts from"
-    wide = row("002", where, "source-wide-cifar100", None, ours)
+    wide = _row(where, "source-wide-cifar100", None, ours)
     rows.append(wide)
     head = PLD | {
         "privacy.tuned": "reason, before any run; the same setting without mirror images at test "
@@ -83,7 +86,7 @@ def paper() -> Paper:
     }
     for kind, (source, means, bests) in transfer.items():
         cut = "on the classes of CIFAR-100 it was cut to"
-        donor = row("002", where, f"source-{kind}-cifar100", source, cut)
+        donor = _row(where, f"source-{kind}-cifar100", source, cut)
         rows.append(donor)
         for eps, mean, best in zip(("0.32", "1.04", "2.12"), means, bests, strict=True):
             note = f"mean of ten runs; the best of them has {best:g}"
@@ -91,19 +94,19 @@ def paper() -> Paper:
             start: dict[str, Any] = {"needs": donor}
             if kind == "max-100":
                 start |= {"best_needs": wide, "best": head}
-            rows.append(row("002", where, recipe, mean, note, **start))
+            rows.append(_row(where, recipe, mean, note, **start))
     lucky = "the best of ten MeanVar runs has 7 points more; no budget covers their source"
-    first = row("002", "figure 4", "meanvar-source-cifar10-eps4", None)
+    first = _row("figure 4", "meanvar-source-cifar10-eps4", None)
     rows += [
-        row("002", "figure 4", "he-cifar10-eps19.2", 37.0, "at epoch 33; " + lucky),
+        _row("figure 4", "he-cifar10-eps19.2", 37.0, "at epoch 33; " + lucky),
         first,
-        row(
-            "002", "figure 4", "meanvar-cifar10-eps19.2", 44.0, "the best of ten runs",
+        _row(
+            "figure 4", "meanvar-cifar10-eps19.2", 44.0, "the best of ten runs",
             needs=first, changes={"start.same_data": True},
         ),
-        row("002", "figure 5", "adam-mnist-eps2.93", None),
-        row("002", "figure 5", "sgd-cifar10-eps8", None),
-        row("002", "figure 5", "adam-cifar10-eps8", None),
+        _row("figure 5", "adam-mnist-eps2.93", None),
+        _row("figure 5", "sgd-cifar10-eps8", None),
+        _row("figure 5", "adam-cifar10-eps8", None),
     ]  # fmt: skip
     table5 = (
         ("tanh", 256, 86.1, 90.3, _BARE_RATE, "85.5 as the mean of ten runs in figure 2"),
@@ -114,12 +117,12 @@ def paper() -> Paper:
     for method, batch, private, bare_accuracy, lr, note in table5:
         recipe = f"{method}-b{batch}-fashion-eps2.7"
         alias = "fashion-tanh" if (method, batch) == ("tanh", 1024) else ""
-        rows.append(row("002", "table 5", recipe, private, note, alias=alias, **averaged))
+        rows.append(_row("table 5", recipe, private, note, alias=alias, **averaged))
         changes = NOT_PRIVATE | {"optimizer.lr": lr}
         name = f"{method}-b{batch}-fashion-not-private"
-        rows.append(row("002", "table 5", recipe, bare_accuracy, name=name, changes=changes))
+        rows.append(_row("table 5", recipe, bare_accuracy, name=name, changes=changes))
     return Paper(
-        key="002",
+        key="shoe-fit",
         title="Making the shoe fit: architectures, initializations, and tuning for learning with "
         "privacy",
         authors="Papernot et al. (2019)",

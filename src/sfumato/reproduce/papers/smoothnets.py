@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sfumato.reproduce.papers.common import LARGER, row
 from sfumato.reproduce.row import PLD, Paper
+
+_row = partial(row, "smoothnets")
 
 
 def paper() -> Paper:
@@ -27,15 +31,15 @@ def paper() -> Paper:
     for place, data in enumerate(("cifar10", "imagenette")):
         for model, values in table.items():
             best = faster if (model, data) == ("smoothnet", "cifar10") else PLD
-            rows.append(row("000", "table 2", f"{model}-{data}-eps7", values[place], best=best))
+            rows.append(_row("table 2", f"{model}-{data}-eps7", values[place], best=best))
     parts = (
         "base", "norm-instance", "norm-layer", "norm-none", "activation-relu", "pooling-average",
         "pooling-none", "links-residual", "links-plain", "wide16-deep2", "wide4-deep5",
         "wide4-deep9", "wide2-deep16",
     )  # fmt: skip
-    rows += [row("000", "section 2", f"component-{what}-cifar10-eps7", None) for what in parts]
+    rows += [_row("section 2", f"component-{what}-cifar10-eps7", None) for what in parts]
     return Paper(
-        key="000",
+        key="smoothnets",
         title="SmoothNets: optimizing CNN architecture design for differentially private deep "
         "learning",
         authors="Remerscheid et al. (2022)",
