@@ -13,7 +13,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,9 +84,8 @@ class Recipe:
             changes: New values; None for the default.
             options: What the user wrote for a setting, such as `--epsilon`, for messages.
         """
-        content = self.to_dict()
-        instead = [other for key, other in _INSTEAD.items() if key in changes]
-        for key, value in [*((k, None) for k in instead if k not in changes), *changes.items()]:
+        content = self._beneath(changes)
+        for key, value in changes.items():
             *path, last = key.split(".")
             table = content
             for i, part in enumerate(path):
@@ -108,15 +107,24 @@ class Recipe:
             content: What the file states, as nested plain values.
             where: The file, for messages.
         """
-        below = {key: value for key, value in self.to_dict().items() if key in _SECTIONS}
-        own, length = content.get("training"), ("steps", "epochs")
-        if isinstance(own, Mapping) and any(key in own for key in length):
-            for key in length:
-                below["training"].pop(key, None)
+        own = content.get("training")
+        below = self._beneath(
+            [f"training.{key}" for key in own] if isinstance(own, Mapping) else ()
+        )
+        del below["name"], below["about"]
         return from_dict(_overlaid(below, content), where=where)
 
+    def _beneath(self, settings: Collection[str]) -> dict[str, Any]:
+        """Plain values to put settings over: without a length if the settings state one."""
+        content = self.to_dict()
+        for name in _LENGTH if any(name in settings for name in _LENGTH) else ():
+            content["training"].pop(name.removeprefix("training."), None)
+        return content
 
-_INSTEAD = {"training.steps": "training.epochs", "training.epochs": "training.steps"}
+
+_LENGTH = ("training.steps", "training.epochs")
+"""Each takes the place of the other."""
+
 _SECTIONS: tuple[str, ...] = (
     "data", "model", "start", "privacy", "optimizer", "augment", "training",
 )  # fmt: skip
@@ -144,8 +152,9 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     both = dict(below)
     for key, value in above.items():
         old = both.get(key)
-        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
-        both[key] = _overlaid(old, value) if nested else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _overlaid(old, value)
+        both[key] = value
     return both
 
 

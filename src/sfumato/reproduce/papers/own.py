@@ -46,18 +46,18 @@ def paper() -> Paper:
             if kind and eps == 1:
                 note += "; with synthetic images, Tang et al. (2023) have 72.3"
             where = f"CIFAR-10 {source}"
-            answers = (f"equivariant/eq-resnet9-d4-cifar10-eps{eps}",)
-            more: dict[str, Any] = {"best": {}, "answers": answers}
+            theirs = f"equivariant/eq-resnet9-d4-cifar10-eps{eps}"
+            more: dict[str, Any] = {"best": {}, "answers": (theirs,)}
             rows.append(row("sfumato", where, f"{kind}cifar10-eps{eps}", value, note, **more))
             if kind and eps in (3, 8):
                 larger = f"leaves-wrn-16-4-cifar10-eps{eps}"
                 more |= {"needs": wide, "one_start": True, "answers": _WIDE[eps]}
                 rows.append(row("sfumato", where, larger, value, note, **more))
-    for recipe, value, answers, theirs in (
+    for recipe, value, answers, others in (
         ("wavelets-mnist-eps2.93", 98.1, "shoe-fit/tanh-mnist-eps2.93", "98.7 at epsilon 2.5"),
         ("wavelets-fashion-eps2.7", 86.1, "shoe-fit/tanh-b256-fashion-eps2.7", "89.7 at epsilon 3"),
     ):
-        note = f"to beat: {_PAPERNOT}; with wavelets, Tramèr and Boneh (2021) have {theirs}"
+        note = f"to beat: {_PAPERNOT}; with wavelets, Tramèr and Boneh (2021) have {others}"
         more = {"best": {}, "answers": (answers,)}
         rows.append(row("sfumato", "grey images on fixed wavelets", recipe, value, note, **more))
     return Paper(
