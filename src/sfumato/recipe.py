@@ -108,9 +108,8 @@ class Recipe:
             where: The file, for messages.
         """
         own = content.get("training")
-        below = self._beneath(
-            [f"training.{key}" for key in own] if isinstance(own, Mapping) else ()
-        )
+        stated = own if isinstance(own, Mapping) else ()
+        below = self._beneath([f"training.{key}" for key in stated])
         del below["name"], below["about"]
         return from_dict(_overlaid(below, content), where=where)
 
