@@ -117,7 +117,7 @@ def _accountant(name: str) -> AccountantName:
 
 
 def _examples(examples: int | None, data: str | None) -> int:
-    from sfumato.privacy.accounting.calibration import check_examples
+    from sfumato.privacy.accounting.budget import check_examples
 
     if (examples is None) == (data is None):
         raise UserError(
@@ -170,15 +170,15 @@ def _question(given: _Setting, epochs: float | None) -> str:
 
 
 def _check(given: _Setting) -> None:
-    from sfumato.privacy.accounting import accountants, calibration
+    from sfumato.privacy.accounting import accountants, budget
 
-    calibration.check_delta(given.delta, given.examples)
+    budget.check_delta(given.delta, given.examples)
     if given.epsilon is not None:
-        calibration.check_epsilon(given.epsilon)
+        budget.check_epsilon(given.epsilon)
     if given.noise is not None:
         accountants.check_noise_multiplier(given.noise)
     if given.steps is not None:
-        calibration.check_steps(given.steps)
+        budget.check_steps(given.steps)
     if given.batch is not None and not 1 <= given.batch <= given.examples:
         raise UserError(
             f"--batch must be between 1 and the number of training examples, {given.examples}, "
@@ -204,20 +204,20 @@ def _answers(
 
 
 def _answer(given: _Setting, question: str, name: AccountantName) -> float | int:
-    from sfumato.privacy.accounting import calibration
+    from sfumato.privacy.accounting import budget
 
     if question == "epsilon":
         return given.spent()[name]
     g: Any = given
     target = {"epsilon": g.epsilon, "delta": g.delta, "accountant": name}
     if question == "batch":
-        return calibration.batch_for(
+        return budget.batch_for(
             **target, examples=g.examples, steps=g.steps, noise_multiplier=g.noise
         )
     q = g.batch / g.examples
     if question == "steps":
-        return calibration.steps_for(**target, q=q, noise_multiplier=g.noise)
-    return calibration.noise_multiplier_for(**target, q=q, steps=g.steps)
+        return budget.steps_for(**target, q=q, noise_multiplier=g.noise)
+    return budget.noise_multiplier_for(**target, q=q, steps=g.steps)
 
 
 def _format(question: str, answer: float | int | None) -> str:

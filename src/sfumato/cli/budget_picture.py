@@ -37,7 +37,8 @@ def draw(path: Path, step: Step, *, delta: float, budget: float | None, title: s
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from sfumato.privacy.accounting.accountants import ACCOUNTANTS, curve, epsilon
+    from sfumato.privacy.accounting.accountants import ACCOUNTANTS, epsilon
+    from sfumato.privacy.accounting.budget import curve
 
     if step.noise_multiplier == 0:
         raise UserError("There is no curve to draw without noise: epsilon is infinite.")
@@ -48,7 +49,8 @@ def draw(path: Path, step: Step, *, delta: float, budget: float | None, title: s
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name in ACCOUNTANTS:
-        colour, values = _COLOURS[name], curve(step, counts, delta=delta, accountant=name)
+        colour, sigma = _COLOURS[name], step.noise_multiplier
+        values = curve(sigma, counts, q=step.q, delta=delta, accountant=name)
         here = epsilon([step], delta=delta, accountant=name)
         values[counts.index(step.count)] = here
         axes.plot([0, *counts], [0, *values], color=colour, lw=2, label=name.upper())

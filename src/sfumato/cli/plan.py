@@ -50,7 +50,7 @@ def plan(
     """
     from sfumato.cli.budget import _accountant, _examples
     from sfumato.cli.budget_picture import check_new
-    from sfumato.privacy.accounting.calibration import check_delta, check_epsilon
+    from sfumato.privacy.accounting.budget import check_delta, check_epsilon
 
     name, n = _accountant(accountant), _examples(examples, data)
     check_epsilon(epsilon)
@@ -96,7 +96,7 @@ def choice(
     accountant: AccountantName = "pld",
 ) -> Choice:
     """What a batch and a number of steps mean under a budget."""
-    from sfumato.privacy.accounting.calibration import noise_multiplier_for
+    from sfumato.privacy.accounting.budget import noise_multiplier_for
 
     q = batch / examples
     sigma = noise_multiplier_for(
@@ -115,7 +115,7 @@ def choice(
 
 
 def _check(batches: Sequence[int], counts: Sequence[int], views: int, examples: int) -> None:
-    from sfumato.privacy.accounting.calibration import check_steps
+    from sfumato.privacy.accounting.budget import check_steps
 
     for b in batches:
         if not 1 <= b <= examples:

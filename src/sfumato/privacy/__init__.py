@@ -11,7 +11,7 @@ from sfumato._lazy import lazy
 
 if TYPE_CHECKING:
     from sfumato.privacy.accounting.accountants import Step, epsilon
-    from sfumato.privacy.accounting.calibration import batch_for, noise_multiplier_for, steps_for
+    from sfumato.privacy.accounting.budget import batch_for, noise_multiplier_for, steps_for
     from sfumato.privacy.adaptive import AdaptiveQuantile
     from sfumato.privacy.checks.refusals import refuse_mixing_layers
     from sfumato.privacy.clipping import (

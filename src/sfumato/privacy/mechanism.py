@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.accountants import epsilon as account
-from sfumato.privacy.accounting.calibration import check_delta, noise_multiplier_for
+from sfumato.privacy.accounting.budget import check_delta, noise_multiplier_for
 from sfumato.privacy.checks.refusals import refuse_without_noise
 from sfumato.privacy.checks.spot_check import SpotCheck
 from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Flat, Unclipped

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sfumato.privacy import statement as words
 from sfumato.privacy.accounting.accountants import Step
-from sfumato.privacy.accounting.composition import Exposure
+from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.statement import filled, upwards
 
 UNIT = "image"

@@ -12,7 +12,7 @@ from typing import Any
 
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import Step, merge
-from sfumato.privacy.accounting.composition import Exposure
+from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.recipe import Recipe
 from sfumato.training.classifier import STATEMENT, TENSORS, statement_digest
 from sfumato.training.initial.start import Origin

@@ -13,7 +13,7 @@ import torch
 from sfumato.pictures import curves
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step, merge
-from sfumato.privacy.accounting.composition import Exposure
+from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.run_statement import Facts, statement
 from sfumato.text import words_in_markdown
 from sfumato.training import files, schedules

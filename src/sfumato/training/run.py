@@ -17,7 +17,7 @@ from sfumato.data import Dataset
 from sfumato.data.adapt import adapt
 from sfumato.errors import UserError
 from sfumato.models import Trust
-from sfumato.privacy.accounting.composition import steps_to_list
+from sfumato.privacy.accounting.exposure import steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import SOURCE, Randomness
 from sfumato.recipe import Recipe, differences, from_record, loads

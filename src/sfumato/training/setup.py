@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -12,10 +12,9 @@ from sfumato import models
 from sfumato.data import Dataset, Views
 from sfumato.data import augment as augmentations
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import noise_schedule
-from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon
-from sfumato.privacy.accounting.calibration import check_delta, noise_multiplier_for, steps_for
-from sfumato.privacy.accounting.composition import curve_after, noise_multiplier_after, steps_after
+from sfumato.privacy.accounting import budget
+from sfumato.privacy.accounting.accountants import AccountantName, Step
+from sfumato.privacy.accounting.noise_schedule import NoiseSchedule, decaying
 from sfumato.privacy.adaptive import AdaptiveQuantile
 from sfumato.privacy.clipping import (
     Automatic,
@@ -58,7 +57,7 @@ class Plan:
     steps: int
     asked: int
     before: tuple[Step, ...] = ()
-    schedule: noise_schedule.NoiseSchedule | None = None
+    schedule: NoiseSchedule | None = None
     clip_decay: float = 1.0
 
     @property
@@ -89,16 +88,13 @@ class Plan:
 
     def curve(self, counts: list[int], *, delta: float, accountant: str) -> list[float]:
         """Upper bounds of epsilon, `before` included, after each of several numbers of steps."""
-        name = cast(AccountantName, accountant)
-        if self.schedule is None:
-            return curve_after(self.before, self.event, counts, delta=delta, accountant=name)
-        return noise_schedule.curve(
-            self.schedule,
+        return budget.curve(
+            self.schedule or self.noise.multiplier,
             counts,
-            delta=delta,
             q=self.sampler.rate,
+            delta=delta,
             before=self.before,
-            accountant=name,
+            accountant=cast(AccountantName, accountant),
         )
 
 
@@ -130,75 +126,25 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
     asked = asked_steps(t, examples, batch)
     if not p.enabled:
         return Plan(sampler, Unclipped(), GaussianNoise(0.0), asked, asked)
-    check_delta(p.delta, examples)
-    steps, accountant = asked, cast(AccountantName, p.accountant)
-    if p.noise_decay != 1:
-        return _plan_varying(p, sampler, asked, before)
-    if p.noise_multiplier is None and not before:
-        sigma = noise_multiplier_for(
-            epsilon=p.epsilon, delta=p.delta, q=sampler.rate, steps=asked, accountant=accountant
-        )
-    elif p.noise_multiplier is None:
-        sigma = noise_multiplier_after(
-            before,
-            epsilon=p.epsilon,
-            delta=p.delta,
-            q=sampler.rate,
-            steps=asked,
-            accountant=accountant,
-        )
-    elif before:
-        sigma = p.noise_multiplier
-        steps = steps_after(
-            before,
-            epsilon=p.epsilon,
-            delta=p.delta,
-            q=sampler.rate,
-            noise_multiplier=sigma,
-            most=asked,
-            accountant=accountant,
-        )
-    else:
-        sigma = p.noise_multiplier
-        event = Step(sampler.rate, sigma, asked)
-        if epsilon([event], delta=p.delta, accountant=accountant) > p.epsilon:
-            steps = steps_for(
-                epsilon=p.epsilon,
-                delta=p.delta,
-                q=sampler.rate,
-                noise_multiplier=sigma,
-                accountant=accountant,
-            )
-    rule = clipping_rule(p, batch, sigma)
-    return Plan(
-        sampler,
-        rule,
-        GaussianNoise(sigma),
-        min(steps, asked),
-        asked,
-        before,
-        clip_decay=p.clip_decay,
-    )
-
-
-def _plan_varying(
-    p: Privacy, sampler: PoissonSampler, asked: int, before: tuple[Step, ...]
-) -> Plan:
-    """The plan of a run whose noise multiplier changes over time."""
-    course = noise_schedule.decaying(asked, p.noise_decay)
-    q, name = sampler.rate, cast(AccountantName, p.accountant)
-    steps = asked
-    if p.noise_multiplier is None:
-        schedule = noise_schedule.calibrated(
-            course, epsilon=p.epsilon, delta=p.delta, q=q, before=before, accountant=name
-        )
-    else:
-        schedule = course.scaled(p.noise_multiplier / course.multipliers[0])
-        steps = noise_schedule.affordable(
-            schedule, epsilon=p.epsilon, delta=p.delta, q=q, before=before, accountant=name
-        )
-    rule = clipping_rule(p, sampler.batch, max(schedule.multipliers))
-    noise = GaussianNoise(schedule.at(1))
+    budget.check_delta(p.delta, examples)
+    given: Any = {
+        "epsilon": p.epsilon,
+        "delta": p.delta,
+        "q": sampler.rate,
+        "before": before,
+        "accountant": p.accountant,
+    }
+    course = decaying(asked, p.noise_decay) if p.noise_decay != 1 else None
+    steps, sigma = asked, p.noise_multiplier
+    if sigma is None:
+        sigma = budget.noise_multiplier_for(**given, steps=asked, schedule=course)
+    elif course is not None:
+        sigma /= course.multipliers[0]
+    schedule = course.scaled(sigma) if course else None
+    if p.noise_multiplier is not None:
+        steps = budget.steps_for(**given, noise_multiplier=schedule or sigma, most=asked)
+    rule = clipping_rule(p, batch, max(schedule.multipliers) if schedule else sigma)
+    noise = GaussianNoise(schedule.at(1) if schedule else sigma)
     return Plan(sampler, rule, noise, steps, asked, before, schedule, p.clip_decay)
 
 

@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 import warnings
-from itertools import pairwise
 
 import dp_accounting
 import numpy as np
@@ -23,7 +22,6 @@ from sfumato.privacy.accounting import accountants, loss_distribution
 from sfumato.privacy.accounting.accountants import (
     ORDERS,
     Step,
-    curve,
     delta_for,
     epsilon,
     interval,
@@ -276,31 +274,6 @@ def test_epsilon_is_monotone_in_each_argument(accountant, argument, setting, fac
     assert spent(**safer) <= spent(**setting) * (1 + 2e-3) + 1e-9
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_curve_is_monotone_tight_and_above_epsilon(accountant):
-    step = Step(0.1, 1.5)
-    counts = [100, 1, 0, 40, 7, 40]
-    values = curve(step, counts, delta=DELTA, accountant=accountant)
-    exact = [
-        epsilon([Step(0.1, 1.5, n)] if n else [], delta=DELTA, accountant=accountant)
-        for n in counts
-    ]
-    assert values[0] == exact[0], "the last is not an approximation"
-    for value, true in zip(values, exact, strict=True):
-        assert true - 1e-9 <= value <= true * 1.001 + 1e-9
-
-
-def test_curve_of_very_many_counts():
-    counts = list(range(1, 201))
-    values = curve(Step(0.05, 4.0), counts, delta=DELTA)
-    assert all(a <= b for a, b in pairwise(values))
-    for n in (1, 77, 133, 200):
-        assert epsilon([Step(0.05, 4.0, n)], delta=DELTA) <= values[n - 1] + 1e-9
-    assert len(set(values)) <= accountants.CURVE_POINTS
-    assert curve(Step(0.05, 0.0), [1, 2], delta=DELTA) == [math.inf, math.inf]
-    assert curve(Step(0.05, 4.0), [], delta=DELTA) == []
-
-
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
@@ -314,7 +287,6 @@ def test_curve_of_very_many_counts():
         (lambda: epsilon([Step(0.1, 1.0)], delta=1.0), "at least 1e-12 and below 1"),
         (lambda: epsilon([Step(0.1, 1.0)], delta=1e-5, accountant="pdl"), "Did you mean 'pld'"),
         (lambda: delta_for([Step(0.1, 1.0)], epsilon=-1.0), "at least 0"),
-        (lambda: curve(Step(0.1, 1.0), [-1], delta=1e-5), "at least 0"),
     ],
 )
 def test_mistakes_are_refused_with_a_sentence(mistake, words):
@@ -324,7 +296,7 @@ def test_mistakes_are_refused_with_a_sentence(mistake, words):
 
 def test_accounting_does_not_import_torch():
     code = (
-        "import sys, sfumato.privacy.accounting, sfumato.privacy.accounting.calibration;"
+        "import sys, sfumato.privacy.accounting, sfumato.privacy.accounting.budget;"
         "print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

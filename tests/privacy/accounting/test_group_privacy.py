@@ -13,7 +13,7 @@ from scipy import integrate, stats
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
-from sfumato.privacy.accounting.calibration import noise_multiplier_for
+from sfumato.privacy.accounting.budget import noise_multiplier_for
 from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
 
 DELTA = 1e-5

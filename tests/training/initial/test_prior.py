@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato import starts
 from sfumato.errors import UserError
-from sfumato.privacy.accounting.composition import Exposure
+from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.ledger import read as read_ledger
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe

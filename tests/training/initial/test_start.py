@@ -24,10 +24,10 @@ from sfumato import data, models
 from sfumato.data.imageset import Dataset, ImageSet
 from sfumato.data.subset import subset
 from sfumato.errors import UserError
-from sfumato.privacy.accounting import accountants, composition
+from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step, epsilon
-from sfumato.privacy.accounting.calibration import noise_multiplier_for, steps_for
-from sfumato.privacy.accounting.composition import Exposure
+from sfumato.privacy.accounting.budget import noise_multiplier_for
+from sfumato.privacy.accounting.exposure import Exposure, steps_from_list
 from sfumato.privacy.ledger import read
 from sfumato.privacy.numerics.randomness import Keystream, Randomness
 from sfumato.recipe import Recipe, loads
@@ -273,7 +273,7 @@ def test_a_start_on_the_same_images_is_composed(place: Path, tmp_path: Path) -> 
     everything = [*donor, *own, *history(tmp_path / "third")]
     assert third.epsilon["rdp"] == epsilon(everything, delta=1e-4, accountant="rdp")
     header, _ = read(tmp_path / "third" / files.LEDGER)
-    counted = composition.steps_from_list(header["start"]["before"])
+    counted = steps_from_list(header["start"]["before"])
     assert accountants.merge(counted) == accountants.merge([*donor, *own])
 
 
@@ -373,67 +373,6 @@ def test_a_fixed_noise_ends_earlier_after_a_start(place: Path) -> None:
     for more, fits in ((0, True), (1, False)):
         both = [*before, Step(second.sampler.rate, 2.0, second.steps + more)]
         assert (epsilon(both, delta=1e-4, accountant="rdp") <= 3.0) == fits
-
-
-@pytest.mark.parametrize(
-    ("accountant", "before"),
-    [
-        ("pld", (Step(0.1, 1.5, 20),)),
-        ("rdp", (Step(0.01, 0.9, 300), Step(1.0, 8.0, 2))),
-    ],
-)
-def test_noise_after_a_history_is_the_least_that_fits(
-    accountant: accountants.AccountantName, before: tuple[Step, ...]
-) -> None:
-    target, q, steps = 4.0, 0.2, 30
-    sigma = composition.noise_multiplier_after(
-        before, epsilon=target, delta=1e-5, q=q, steps=steps, accountant=accountant
-    )
-    unit = 10.0 ** (math.floor(math.log10(sigma)) - 3)
-
-    def spent(noise: float) -> float:
-        return epsilon([*before, Step(q, noise, steps)], delta=1e-5, accountant=accountant)
-
-    assert spent(sigma) <= target < spent(sigma - unit)
-
-
-@pytest.mark.parametrize("last", [1, 2, 3, 40, 41, 998, 999])
-@pytest.mark.parametrize("begin", [1, 2, 37, 40, 500, 999])
-def test_a_rough_answer_is_made_exact_from_either_side(last: int, begin: int) -> None:
-    assert composition._refined(lambda n: n <= last, begin, bad=1000) == last
-    assert composition._refined(lambda n: n >= last, begin, bad=0) == last
-    assert composition._bisected(lambda n: n <= last, good=1, bad=1000) == last
-
-
-def test_without_a_history_nothing_changes() -> None:
-    budget = {"epsilon": 2.0, "delta": 1e-5, "q": 0.1, "accountant": "rdp"}
-    same: Any = composition
-    assert same.noise_multiplier_after([], steps=20, **budget) == noise_multiplier_for(
-        steps=20,
-        **budget,  # type: ignore[arg-type]
-    )
-    assert same.steps_after([], noise_multiplier=3.0, most=10**4, **budget) == steps_for(
-        noise_multiplier=3.0,
-        **budget,  # type: ignore[arg-type]
-    )
-    counts, step = [1, 5, 20], Step(0.1, 3.0)
-    assert composition.curve_after([], step, counts, delta=1e-5) == accountants.curve(
-        step, counts, delta=1e-5
-    )
-
-
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_the_curve_after_a_history_bounds_epsilon_from_above(
-    accountant: accountants.AccountantName,
-) -> None:
-    before, step, counts = [Step(0.1, 1.5, 20)], Step(0.2, 2.5), [*range(0, 100, 4), 100]
-    curve = composition.curve_after(before, step, counts, delta=1e-5, accountant=accountant)
-    assert curve == sorted(curve)
-    for place in (0, 7, 25):
-        more = [Step(0.2, 2.5, counts[place])] if counts[place] else []
-        exact = epsilon([*before, *more], delta=1e-5, accountant=accountant)
-        assert exact <= curve[place] * (1 + 1e-9) <= exact * 1.15
-    assert curve[-1] == exact
 
 
 # What may be started from

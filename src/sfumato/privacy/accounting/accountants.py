@@ -25,7 +25,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -52,9 +52,6 @@ REPORT_POINTS = 125_000
 
 SEARCH_POINTS = 10_000
 """Most grid points of one step's privacy loss inside a search or along a curve."""
-
-CURVE_POINTS = 64
-"""Most different step counts that `curve` computes."""
 
 HOPELESS = 1000.0
 """The epsilon from which on `pld` returns the `rdp` bound: there is no privacy left to measure."""
@@ -173,45 +170,19 @@ def delta_for(
     return float(compose_pld(history, REPORT_POINTS).get_delta_for_epsilon(epsilon))
 
 
-def curve(
-    step: Step, counts: Sequence[int], *, delta: float, accountant: AccountantName = "pld"
-) -> list[float]:
-    """Epsilon after each of several numbers of equal steps, quickly (`step.count` is not used).
-
-    For progress displays and plots: all values are upper bounds and never decrease with the count,
-    and the last is `epsilon` itself. PLD values before the last use a coarser grid, and of more
-    than `CURVE_POINTS` different counts those in between take the value of the next one computed.
-    """
-    check_delta_range(delta)
-    check_accountant(accountant)
-    if any(count < 0 for count in counts):
-        raise UserError("Numbers of steps in a curve must be at least 0.")
-    ordered = sorted({int(count) for count in counts if count > 0})
-    values: dict[int, float] = {0: 0.0}
-    if ordered:
-        ceiling = epsilon([replace(step, count=ordered[-1])], delta=delta, accountant=accountant)
-        anchors = ordered
-        if len(ordered) > CURVE_POINTS:
-            places = np.linspace(0, len(ordered) - 1, CURVE_POINTS).round().astype(int)
-            anchors = [ordered[place] for place in places]
-        highest, computed = 0.0, []
-        for count in anchors[:-1]:
-            highest = max(highest, min(ceiling, _quick(step, count, delta, accountant)))
-            computed.append(highest)
-        computed.append(ceiling)
-        next_anchor = np.searchsorted(anchors, ordered)
-        values |= {
-            count: computed[index] for count, index in zip(ordered, next_anchor, strict=True)
-        }
-    return [values[int(count)] for count in counts]
-
-
-def _quick(step: Step, count: int, delta: float, accountant: AccountantName) -> float:
-    if step.noise_multiplier < _NO_NOISE:
+def quick_epsilon(
+    steps: Sequence[Step],
+    *,
+    delta: float,
+    accountant: AccountantName = "pld",
+    orders: tuple[float, ...] = ORDERS,
+) -> float:
+    """An upper bound of `epsilon`, quick and a little loose: on a coarser grid, or at `orders`."""
+    history = merge(steps)
+    if any(step.noise_multiplier < _NO_NOISE for step in history):
         return math.inf
-    history = (replace(step, count=count),)
     if accountant == "rdp":
-        return rdp_epsilon(history, delta)
+        return rdp_epsilon(history, delta, orders)
     return pld_epsilon(history, delta, SEARCH_POINTS)
 
 

@@ -20,7 +20,7 @@ from sfumato.data.catalogue import check_channels
 from sfumato.errors import UserError
 from sfumato.models import Trust
 from sfumato.pictures import curves
-from sfumato.privacy.accounting.composition import Exposure
+from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe

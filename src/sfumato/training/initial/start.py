@@ -25,7 +25,7 @@ from sfumato.data import Dataset
 from sfumato.data.catalogue import canonical
 from sfumato.errors import CodeError, UserError, nearest
 from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon, merge
-from sfumato.privacy.accounting.composition import Exposure, steps_from_list, steps_to_list
+from sfumato.privacy.accounting.exposure import Exposure, steps_from_list, steps_to_list
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.training.classifier import Description, load
