@@ -24,6 +24,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import ORDERS, AccountantName, Step
 from sfumato.privacy.accounting.noise_schedule import NoiseSchedule
+from sfumato.privacy.accounting.search import Events, Search
 
 MAX_STEPS = 10_000_000
 SIGNIFICANT_DIGITS = 4
@@ -39,9 +40,6 @@ _LARGEST = 1024
 
 _POWER = -0.85
 """About d log noise / d log epsilon."""
-
-Events = Callable[[int], Sequence[Step]]
-"""The privacy events of an integer: a number of steps, a batch, or units of noise."""
 
 
 def noise_multiplier_for(
@@ -95,7 +93,7 @@ def noise_multiplier_for(
         units = budget.last(events, start, fits=most, exceeds=start - 1, power=_POWER)
     else:
         # Each evaluation composes all levels of noise: there are no quick ones to begin with.
-        units = _Search(budget.spent, epsilon, most, 0, -0.7, TOLERANCE).run(events, start)[0]
+        units = Search(budget.spent, epsilon, most, 0, -0.7, TOLERANCE).run(events, start)[0]
     if units == most:
         raise UserError(
             f"The start has spent epsilon {budget.spent(()):.4g} of {epsilon:g} on these images, "
@@ -278,9 +276,9 @@ class _Budget:
     def last(self, events: Events, start: int, *, fits: int, exceeds: int, power: float) -> int:
         """The last integer from `fits` towards `exceeds` within the budget."""
         for bound in self.bounds():
-            rough = _Search(bound, self.epsilon, fits, exceeds, power, TOLERANCE)
+            rough = Search(bound, self.epsilon, fits, exceeds, power, TOLERANCE)
             start, power = rough.run(events, start)
-        return _Search(self.spent, self.epsilon, fits, exceeds, power).run(events, start)[0]
+        return Search(self.spent, self.epsilon, fits, exceeds, power).run(events, start)[0]
 
     def largest(self, events: Events, highest: int) -> int:
         """The largest integer from 1 to `highest` within the budget, given that 1 is."""
@@ -289,69 +287,6 @@ class _Budget:
             return highest
         middle = math.isqrt(highest)
         return self.last(events, middle, fits=1, exceeds=highest + 1, power=1 / 0.7)
-
-
-@dataclass(frozen=True)
-class _Search:
-    """A search for the last integer, from `fits` towards `exceeds`, that stays within `target`.
-
-    Between the two log epsilon is nearly linear in log n, which makes each guess.
-
-    Attributes:
-        cost: Epsilon of events, or an upper bound of it.
-        target: The largest epsilon that fits.
-        fits: An integer that fits. It is not tried.
-        exceeds: An integer that does not. It is not tried.
-        power: About d log n / d log epsilon.
-        tolerance: The part of the target that may be left unspent.
-    """
-
-    cost: Callable[[Sequence[Step]], float]
-    target: float
-    fits: int
-    exceeds: int
-    power: float
-    tolerance: float = 0.0
-
-    def run(self, events: Events, start: int) -> tuple[int, float]:
-        """The answer, beginning at `start`, and the power that was found there."""
-        good, bad, n, tries = (self.fits, 0.0), (self.exceeds, math.inf), start, 0
-        while abs(good[0] - bad[0]) > 1:
-            low, high = sorted((good[0], bad[0]))
-            n = min(max(n, low + 1), high - 1)
-            spent, tries = self.cost(events(n)), tries + 1
-            if spent <= self.target:
-                good = n, spent
-                if spent > (1 - self.tolerance) * self.target:
-                    break
-            else:
-                bad = n, spent
-            n = self._guess(n, good, bad, tries)
-        return good[0], _power(good, bad) or self.power
-
-    def _guess(self, n: int, good: tuple[int, float], bad: tuple[int, float], tries: int) -> int:
-        """The integer where a power law meets the target, or a little beyond it from one side."""
-        aim = (1 - 0.3 * self.tolerance) * self.target
-        if power := _power(good, bad):
-            if tries % 8 == 0:
-                return math.isqrt(good[0] * bad[0])
-            return round(good[0] * math.pow(aim / good[1], power))
-        up = (good[0] < bad[0]) == (good[1] > 0 or n == good[0])
-        n, spent = good if good[1] > 0 or n == good[0] else bad
-        # Near the cost of the earlier steps alone a power law would only creep along.
-        usable = 1e-9 * aim < spent < math.inf and tries < 8
-        factor = math.pow(aim / spent, self.power) if usable else math.inf if up else 0.0
-        beyond = 1 if self.tolerance else 0
-        if up:
-            return math.ceil(n * min(2.0, factor)) + beyond
-        return math.floor(n * max(0.5, factor)) - beyond
-
-
-def _power(good: tuple[int, float], bad: tuple[int, float]) -> float | None:
-    """d log n / d log epsilon between two places with epsilons above 0 and below infinity."""
-    if not (good[1] > 0 and bad[1] < math.inf):
-        return None
-    return math.log(bad[0] / good[0]) / math.log(bad[1] / good[1])
 
 
 def _noise_alone(budget: _Budget, q: float, steps: int) -> float:
@@ -366,13 +301,13 @@ def _noise_alone(budget: _Budget, q: float, steps: int) -> float:
 
     for bound in budget.bounds():
         while True:
-            search = _Search(bound, budget.epsilon, far, 0, power, TOLERANCE)
+            search = Search(bound, budget.epsilon, far, 0, power, TOLERANCE)
             units, power = search.run(events, units)
             shift = SIGNIFICANT_DIGITS - len(str(units))
             if shift in (-1, 0):
                 break
             units, exponent = math.ceil(units * 10.0**shift), exponent - shift
-    units, _ = _Search(budget.spent, budget.epsilon, far, 0, power).run(events, units)
+    units, _ = Search(budget.spent, budget.epsilon, far, 0, power).run(events, units)
     return _decimal(units, exponent)
 
 
