@@ -11,7 +11,7 @@ import pytest
 import sfumato
 
 HOUSE = Path(sfumato.__file__).parent
-ANYONE = {"errors", "version", "io", "text", "_lazy", "environment"}
+ANYONE = {"errors", "version", "io", "memory", "text", "_lazy", "environment"}
 BELOW = {
     "io": set(),
     "nn": set(),

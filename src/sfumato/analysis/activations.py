@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 
 from sfumato.analysis.classification import Array
 from sfumato.analysis.residuals import watched
+from sfumato.memory import BatchSize
 from sfumato.privacy.numerics.precision import widest
 
 HISTOGRAM = 60
@@ -214,9 +215,17 @@ def activations_of(
         model: Any module; it is left as it was.
         x: Inputs `(n, ...)`, normalised.
         bins: Of the histograms.
-        batch: Images run at once.
+        batch: Images run at once; fewer if the memory does not suffice.
         advance: Called with the number of images just run, twice for each image.
     """
+    size = BatchSize(batch)
+    return size.attempt(lambda rows: _activations(model, x, bins, rows, advance))
+
+
+def _activations(
+    model: nn.Module, x: Tensor, bins: int, batch: int, advance: Callable[[int], None] | None
+) -> Activations:
+    """As `activations_of`, so many images at once."""
     found: dict[tuple[str, str], _Moments] = {}
 
     def see(name: str, path: str, kind: str, tensor: Tensor) -> None:

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from sfumato.errors import UserError
+from sfumato.memory import BatchSize
 from sfumato.privacy.numerics.precision import full_precision, widest
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -62,8 +63,8 @@ class Hessian:
         y: Targets `(n, ...)`.
         loss: From outputs and targets to the *mean* loss of the rows given.
         dtype: Compute in this precision, on a copy of the model; the model's own if None.
-        chunk: Rows differentiated at once. If all fit into one, its graph is kept, which halves the
-            time of every product.
+        chunk: Rows differentiated at once; fewer if the memory does not suffice. If all fit into
+            one, its graph is kept, which halves the time of every product.
 
     Attributes:
         size: The number of trainable parameters n; the Hessian is n by n.
@@ -87,7 +88,7 @@ class Hessian:
         if dtype is not None and any(p.dtype != dtype for p in model.parameters()):
             model = copy.deepcopy(model).to(dtype)
         like = next(model.parameters())
-        self.model, self.loss, self.chunk = model, loss, chunk
+        self.model, self.loss, self._chunk = model, loss, BatchSize(chunk)
         self.x, self.y = x.to(like.device, like.dtype), y.to(like.device)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
@@ -100,18 +101,20 @@ class Hessian:
     def __matmul__(self, vector: Tensor) -> Tensor:
         """H v, for `v` of shape `(size,)`."""
         parts = self._split(vector.to(self.device, self.dtype))
-        total = torch.zeros(self.size, device=self.device, dtype=self.dtype)
-        with self._quiet():
-            for share, slopes in self._slopes():
-                if any(s.requires_grad for s in slopes):
-                    products = torch.autograd.grad(
-                        [s for s in slopes if s.requires_grad],
-                        self.parameters,
-                        [v for s, v in zip(slopes, parts, strict=True) if s.requires_grad],
-                        retain_graph=self._kept is not None,
-                        materialize_grads=True,
-                    )
-                    total += share * _flat(products)
+
+        def product(slopes: tuple[Tensor, ...]) -> Tensor | None:
+            if not any(s.requires_grad for s in slopes):
+                return None
+            products = torch.autograd.grad(
+                [s for s in slopes if s.requires_grad],
+                self.parameters,
+                [v for s, v in zip(slopes, parts, strict=True) if s.requires_grad],
+                retain_graph=self._kept is not None,
+                materialize_grads=True,
+            )
+            return _flat(products)
+
+        total = self._mean(product)
         self.products += 1
         if not bool(torch.isfinite(total).all()):
             raise UserError(
@@ -121,11 +124,22 @@ class Hessian:
 
     def gradient(self) -> Tensor:
         """The gradient of the mean loss, flattened like the rows of the Hessian."""
-        total = torch.zeros(self.size, device=self.device, dtype=self.dtype)
+        return self._mean(lambda slopes: _flat(slopes).detach())
+
+    def _mean(self, of: Callable[[tuple[Tensor, ...]], Tensor | None]) -> Tensor:
+        """The mean over all rows of a function of each chunk's gradient; None counts as zero."""
+
+        def mean(chunk: int) -> Tensor:
+            if chunk < len(self.y):
+                self._kept = None
+            total = torch.zeros(self.size, device=self.device, dtype=self.dtype)
+            for share, slopes in self._slopes(chunk):
+                if (part := of(slopes)) is not None:
+                    total += share * part
+            return total
+
         with self._quiet():
-            for share, slopes in self._slopes():
-                total += share * _flat(slopes).detach()
-        return total
+            return self._chunk.attempt(mean)
 
     def dense(self, *, advance: Advance | None = None) -> Tensor:
         """The whole matrix, symmetrised; for small models only."""
@@ -139,14 +153,12 @@ class Hessian:
         matrix = torch.stack(rows)
         return (matrix + matrix.T) / 2
 
-    def _slopes(self) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
+    def _slopes(self, chunk: int) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
         """The gradient of each chunk's mean loss with its graph, and the chunk's share of rows."""
         if self._kept is not None:
             yield 1.0, self._kept
             return
-        for x, y in zip(
-            torch.split(self.x, self.chunk), torch.split(self.y, self.chunk), strict=True
-        ):
+        for x, y in zip(torch.split(self.x, chunk), torch.split(self.y, chunk), strict=True):
             with _TwiceDifferentiable():
                 loss = self.loss(self.model(x), y)
             if loss.dim():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.memory import BatchSize
 from sfumato.privacy.clipping import ClippingRule
 from sfumato.privacy.numerics.parameter_groups import layer_of
 from sfumato.privacy.per_example import PerExample
@@ -105,7 +106,7 @@ def gradient_norms(
         clipping: The rule, for any parameters.
         noise_multiplier: sigma of a step.
         expected_batch: B.
-        batch: Examples differentiated at once.
+        batch: Examples differentiated at once; fewer if the memory does not suffice.
         engine: One made for this model earlier, so that it is not checked anew.
         advance: Called with the number of examples just done.
 
@@ -120,19 +121,23 @@ def gradient_norms(
     sums = [torch.zeros_like(p, dtype=torch.float64, device="cpu") for p in parameters.values()]
     squares, shortened, weights = [], 0, []
     modes = {module: module.training for module in model.modules()}
+
+    def part(rows: slice) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        found = per_example(x[rows], y[rows])
+        squared = found.squared_norms()
+        weight = rule.weights(squared)
+        return squared, weight, found.weighted_sum(weight)
+
     model.eval()
     try:
-        for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
-            found = per_example(xs, ys)
-            squared = found.squared_norms()
-            weight = rule.weights(squared)
-            for total, part in zip(sums, found.weighted_sum(weight), strict=True):
-                total += part.to("cpu", torch.float64)
+        for squared, weight, clipped in BatchSize(batch).parts(len(y), part):
+            for total, own in zip(sums, clipped, strict=True):
+                total += own.to("cpu", torch.float64)
             shortened += int(rule.clipped(squared).sum())
             squares.append(squared.to("cpu", torch.float64))
             weights.append(weight.to("cpu", torch.float64))
             if advance:
-                advance(len(ys))
+                advance(len(squared))
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -18,6 +18,7 @@ from sfumato.data.decode import UnreadableError, decode
 from sfumato.data.folder import images_below
 from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError
+from sfumato.memory import BatchSize
 from sfumato.training.classifier import Classifier
 
 
@@ -37,10 +38,11 @@ class Prediction:
 def probabilities(classifier: Classifier, images: ImageSet, *, batch: int = 256) -> Array:
     """Class probabilities `(n, classes)` of an image set that may be larger than the memory."""
     found = np.empty((len(images), len(classifier.classes)), dtype=np.float32)
+    rows = BatchSize(batch)
     with progress("evaluating", len(images), unit="images") as advance:
         for start in range(0, len(images), batch):
             part = torch.from_numpy(np.array(images.images[start : start + batch]))
-            found[start : start + batch] = classifier.predict(part, batch=batch).numpy()
+            found[start : start + batch] = classifier.predict(part, batch=rows).numpy()
             advance(len(part))
     return found
 
@@ -125,8 +127,9 @@ def predict_files(
     work = partial(
         decode, size=description.size, channels=description.channels, bits=description.bits
     )
+    rows = BatchSize(batch)
     for names, planes in _decoded(files, work, batch, skipped):
-        found = classifier.predict(torch.from_numpy(np.stack(planes)), batch=batch).numpy()
+        found = classifier.predict(torch.from_numpy(np.stack(planes)), batch=rows).numpy()
         for name, row in zip(names, found, strict=True):
             if not np.isfinite(row).all():
                 raise UserError(

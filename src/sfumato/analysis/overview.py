@@ -31,8 +31,8 @@ from sfumato.analysis.spectrum import EXACT, Spectrum, spectrum_of
 from sfumato.data import ImageSet
 from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError, nearest
+from sfumato.memory import BatchSize, out_of_memory
 from sfumato.privacy.per_example import PerExample
-from sfumato.training.trouble import out_of_memory
 
 PARTS = ("calibration", "curvature", "activations", "sparsity", "gradients", "cost")
 
@@ -191,7 +191,7 @@ def measure(found: Analysis, part: str) -> None:
         _MEASURES[part](found)
     except UserError as error:
         found.missing[part] = str(error)
-    except RuntimeError as error:
+    except Exception as error:
         if not out_of_memory(error):
             raise
         found.missing[part] = "there is not enough memory for it: lower --examples."
@@ -207,12 +207,17 @@ def _outputs(run: OpenRun, part: ImageSet, count: int | None, seed: int) -> tupl
     index = np.arange(len(part))
     if count is not None and count < len(part):
         index = np.sort(np.random.default_rng(seed).permutation(len(part))[:count])
+
+    def outputs(some: slice) -> Array:
+        x, _ = run.images(part.take(index[some]), None)
+        logits: Tensor = run.network(x)
+        return logits.cpu().double().numpy()
+
     rows = []
     with progress(f"{run.folder.name}: outputs", len(index), unit="images") as advance:
-        for some in np.array_split(index, max(1, math.ceil(len(index) / 256))):
-            x, _ = run.images(part.take(some), None)
-            rows.append(run.network(x).cpu().double().numpy())
-            advance(len(some))
+        for found in BatchSize(256).parts(len(index), outputs):
+            rows.append(found)
+            advance(len(found))
     return np.concatenate(rows), part.labels[index]
 
 
@@ -234,7 +239,7 @@ def _curvature(found: Analysis) -> None:
     x, y = _images(found)
     hessian = Hessian(run.network, x, y)
     with torch.no_grad():
-        outputs = torch.cat([run.network(part) for part in torch.split(x, 256)])
+        outputs = torch.cat([*BatchSize(256).parts(len(x), lambda part: run.network(x[part]))])
         found.loss = float(hessian.loss(outputs.cpu().double(), y.cpu()))
     exact = hessian.size <= EXACT
     products = hessian.size if exact else effort.probes * min(effort.iterations, hessian.size)

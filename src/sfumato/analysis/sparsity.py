@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.memory import BatchSize
 
 THRESHOLDS = (1e-2, 1e-3, 1e-4, 1e-5)
 
@@ -69,12 +70,15 @@ def mean_gradient(model: nn.Module, x: Tensor, y: Tensor, *, batch: int = 256) -
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p) for name, p in named.items()}
     modes = {module: module.training for module in model.modules()}
+
+    def slopes_of(part: slice) -> tuple[Tensor, ...]:
+        loss = F.cross_entropy(model(x[part]), y[part], reduction="sum") / len(y)
+        return torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+
     model.eval()
     try:
         with torch.enable_grad():
-            for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
-                loss = F.cross_entropy(model(xs), ys, reduction="sum") / len(y)
-                slopes = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+            for slopes in BatchSize(batch).parts(len(y), slopes_of):
                 for name, slope in zip(named, slopes, strict=True):
                     sums[name] += slope
     finally:

@@ -21,6 +21,7 @@ from sfumato.bench.cases import CONTENDERS, Case
 from sfumato.bench.contenders import prepare
 from sfumato.bench.feed import Contender, Unsupported
 from sfumato.bench.measurement import Measurement
+from sfumato.memory import out_of_memory
 
 Prepare = Callable[[str, Case, torch.device], Contender]
 
@@ -119,7 +120,7 @@ def _alone(name: str, case: Case, method: Method, prepare: Prepare) -> Measureme
             break
         except Exception as error:
             _failed(result, error)
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 break
         finally:
             clean(method.device)
@@ -298,15 +299,8 @@ def reason_of(error: Exception) -> str:
     """One line on why a contender failed."""
     if isinstance(error, Unsupported):
         return str(error)
-    if _out_of_memory(error):
+    if out_of_memory(error):
         return "out of memory"
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= 160 else f"{text[:159]}…"
-
-
-def _out_of_memory(error: Exception) -> bool:
-    words = ("not enough memory", "allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        word in str(error) for word in words
-    )

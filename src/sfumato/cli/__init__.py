@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UntrustedCodeError, UserError
 from sfumato.interrupted_import import loading
+from sfumato.memory import out_of_memory
 
 VERBS = (
     "train", "pretrain", "tune", "evaluate", "predict", "report", "card", "analyze", "budget",
@@ -114,11 +115,8 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)
-    except MemoryError as error:
-        _say(_too_little_memory(error))
-        sys.exit(2)
-    except RuntimeError as error:
-        if "not enough memory" not in str(error) and "allocate memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
         _say(_too_little_memory(error))
         sys.exit(2)

@@ -26,6 +26,7 @@ from sfumato import models
 from sfumato.data.prediction_views import CHOICES, averaged
 from sfumato.errors import CodeError, UserError
 from sfumato.io import json_lines
+from sfumato.memory import BatchSize
 from sfumato.training.files import WEIGHTS, trust, write_whole
 
 FORMAT = "sfumato-1"
@@ -125,16 +126,23 @@ class Classifier(nn.Module):
         return normalise(images, self.description.mean, self.description.std)
 
     @torch.no_grad()
-    def predict(self, images: Tensor, *, batch: int = 256) -> Tensor:
-        """Class probabilities `(N, classes)` of images `(N, channels, height, width)`."""
+    def predict(self, images: Tensor, *, batch: int | BatchSize = 256) -> Tensor:
+        """Class probabilities `(N, classes)` of images `(N, channels, height, width)`.
+
+        Args:
+            images: As they are, not normalised.
+            batch: How many to predict at once; fewer if the memory does not suffice.
+        """
         device = next(self.network.parameters()).device
         training = self.network.training
+        rows = BatchSize(batch) if isinstance(batch, int) else batch
+
+        def outputs(part: slice) -> Tensor:
+            logits: Tensor = self(self.normalise(images[part].to(device)))
+            return logits.softmax(1).cpu()
+
         self.network.eval()
-        parts = [
-            self(self.normalise(part.to(device))).softmax(1).cpu()
-            for part in torch.split(images, batch)
-            if len(part)
-        ]
+        parts = list(rows.parts(len(images), outputs))
         self.network.train(training)
         return torch.cat(parts) if parts else torch.zeros(0, len(self.classes))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sfumato.data import ImageStore
 from sfumato.data.prediction_views import averaged
+from sfumato.memory import BatchSize
 
 _AT_ONCE = 512
 
@@ -26,20 +27,21 @@ def evaluate(
         test_views: What outputs are averaged over (`sfumato.data.prediction_views`).
     """
 
-    def outputs() -> Iterator[tuple[Tensor, Tensor]]:
-        for indices in torch.split(torch.arange(len(store)), _AT_ONCE):
-            images, labels = store.gather(indices)
-            x = store.normalise(images).contiguous(memory_format=torch.channels_last)
-            yield averaged(model, x, test_views), labels
+    everything = torch.arange(len(store))
 
-    return _scored(model, outputs())
+    def outputs(part: slice) -> tuple[Tensor, Tensor]:
+        images, labels = store.gather(everything[part])
+        x = store.normalise(images).contiguous(memory_format=torch.channels_last)
+        return averaged(model, x, test_views), labels
+
+    return _scored(model, BatchSize(_AT_ONCE).parts(len(store), outputs))
 
 
 @torch.no_grad()
 def evaluate_rows(end: nn.Module, rows: Tensor, labels: Tensor) -> tuple[float, float]:
     """As `evaluate`, of a network's end on what enters it."""
-    parts = zip(torch.split(rows, _AT_ONCE), torch.split(labels, _AT_ONCE), strict=True)
-    return _scored(end, ((end(x), y) for x, y in parts))
+    parts = BatchSize(_AT_ONCE).parts(len(rows), lambda part: (end(rows[part]), labels[part]))
+    return _scored(end, parts)
 
 
 def _scored(model: nn.Module, outputs: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:

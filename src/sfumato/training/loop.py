@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sfumato.data import Dataset, ImageStore
 from sfumato.data.views import ViewParameters
 from sfumato.errors import UserError
+from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.numerics.randomness import Randomness
@@ -292,8 +293,8 @@ class Loop:
             try:
                 x, labels = self.fetch(batch.indices, parameters.take(rows))
                 self.private.accumulate(x, labels, batch)
-            except RuntimeError as error:
-                if not trouble.out_of_memory(error) or self.physical_batch == 1:
+            except Exception as error:
+                if not out_of_memory(error) or self.physical_batch == 1:
                     raise
                 self._halve()
                 continue
@@ -306,8 +307,7 @@ class Loop:
         return self.views.fetch(self.store, indices, parameters, memory_format=self.order)
 
     def _halve(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back()
         self.physical_batch = max(1, self.physical_batch // 2)
         self.reporter.say(
             f"Not enough memory: going on with {self.physical_batch} examples at once. "

@@ -93,8 +93,3 @@ def about_pace(recipe: Recipe, seconds: float, device: torch.device, image: Arra
 def first_step(seconds: float, why: str) -> list[str]:
     """How long the first step took with what only it does, if long."""
     return [f"The first step took {seconds:.0f} s with its {why}."] * (seconds > _WORTH_SAYING)
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether a smaller physical batch may help."""
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

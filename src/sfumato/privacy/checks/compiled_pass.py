@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from sfumato.privacy.checks.isolation import LOOSE, out_of_memory, without
+from sfumato.memory import out_of_memory
+from sfumato.privacy.checks.isolation import LOOSE, without
 from sfumato.privacy.checks.model_under_test import Draws, is_random, without_zeros
 from sfumato.privacy.engines.compiled import Compiled, Fused, NotCompiled
 from sfumato.privacy.engines.cuda_graphs import SETTLED

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
+from sfumato.memory import out_of_memory
 from sfumato.privacy.checks.agreement import (
     bookkeeping_error,
     errors,
@@ -21,7 +22,7 @@ from sfumato.privacy.checks.agreement import (
     rounding,
     tolerance,
 )
-from sfumato.privacy.checks.isolation import LOOSE, look, out_of_memory, without
+from sfumato.privacy.checks.isolation import LOOSE, look, without
 from sfumato.privacy.checks.loss_isolation import refuse_mixing_loss
 from sfumato.privacy.checks.model_isolation import refuse_mixing_at, refuse_mixing_model
 from sfumato.privacy.checks.model_under_test import (

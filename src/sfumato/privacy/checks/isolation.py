@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sfumato.memory import out_of_memory
 from sfumato.privacy.checks.mixing_layer import culprit
 from sfumato.privacy.checks.random_inputs import replacement
 from sfumato.privacy.engines.objective import shape_complaint
@@ -19,12 +20,6 @@ from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot, seed
 
 LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
 """How far rounding alone may move a result, where running twice does not give the same bits."""
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Tell whether memory was short: not a fault of the model, and a smaller batch may do."""
-    words = ("not enough memory", "allocate memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words)
 
 
 def without(rows: int, j: int) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sfumato.errors import UserError
-from sfumato.privacy.checks.isolation import how_examples_mix, out_of_memory
+from sfumato.memory import out_of_memory
+from sfumato.privacy.checks.isolation import how_examples_mix
 from sfumato.privacy.checks.model_under_test import Draws, is_random
 from sfumato.privacy.checks.perturbed_batches import Plan, alike, image_plans
 from sfumato.privacy.checks.random_inputs import KINDS, image_rows

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.memory import out_of_memory
 from sfumato.privacy.checks.agreement import picked, rounding, tolerance
-from sfumato.privacy.checks.isolation import LOOSE, out_of_memory
+from sfumato.privacy.checks.isolation import LOOSE
 from sfumato.privacy.checks.model_under_test import double_of, widened
 from sfumato.privacy.checks.random_inputs import random_rows
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time

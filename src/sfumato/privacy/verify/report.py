@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.memory import out_of_memory
 from sfumato.privacy.checks import memory_format
 from sfumato.privacy.checks.isolation import (
     Mixing,
     how_examples_mix,
     look,
-    out_of_memory,
 )
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
 from sfumato.privacy.checks.model_under_test import copied, is_random

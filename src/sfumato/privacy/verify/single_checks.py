@@ -10,8 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from sfumato.memory import out_of_memory
 from sfumato.privacy.checks.agreement import errors, picked, tolerance
-from sfumato.privacy.checks.isolation import LOOSE, out_of_memory, without
+from sfumato.privacy.checks.isolation import LOOSE, without
 from sfumato.privacy.checks.model_under_test import (
     Comparison,
     Draws,

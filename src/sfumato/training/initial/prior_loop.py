@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sfumato import models
 from sfumato.data import dead_leaves, pairs
 from sfumato.errors import UserError
+from sfumato.memory import out_of_memory
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, devices, files, optimizers, schedules, trouble
@@ -178,8 +179,8 @@ class Prior:
         try:
             loss, accuracy = self.compare(self.images[chosen], self._numbers(number, "views"))
             loss.backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            if not trouble.out_of_memory(error):
+        except Exception as error:
+            if not out_of_memory(error):
                 raise
             raise UserError(
                 f"Not enough memory for two views of {self.batch} images, which are compared with "
