@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import sfumato
+from sfumato.analysis.curvature import Hessian
 from sfumato.memory import BatchSize, out_of_memory
 
 LIMITED = Path(__file__).parent / "limited_memory.py"
@@ -82,6 +83,26 @@ def test_what_halving_cannot_help_is_raised(error: type[Exception]) -> None:
     assert tried == ([4, 2, 1] if error is MemoryError else [4])
 
 
+def test_curvature_is_the_same_in_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x, y = torch.nn.Linear(4, 3), torch.randn(10, 4), torch.arange(10) % 3
+    whole = Hessian(model, x, y) @ torch.ones(15)
+    forward, tried = torch.nn.Linear.forward, []
+
+    def cramped(self: torch.nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+        tried.append(len(rows))
+        if len(rows) > 3:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return forward(self, rows)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", cramped)
+    hessian = Hessian(model, x, y, chunk=8)
+    torch.testing.assert_close(hessian @ torch.ones(15), whole)
+    assert tried == [8, 4, 2, 2, 2, 2, 2]
+    torch.testing.assert_close(hessian @ torch.ones(15), whole)
+    assert tried[7:] == [2] * 5, "it stays at what fitted"
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of which 200 take a hundred megabytes in one layer, and a run on them."""
@@ -129,7 +150,8 @@ def test_training_with_little_memory_gives_the_same_weights(place: Path) -> None
 @LINUX
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("verb", "few"), [("evaluate", ()), ("analyze", ("--iterations", "3", "--probes", "1"))]
+    ("verb", "few"),
+    [("evaluate", ()), ("analyze", ("--only", "calibration,activations,sparsity,gradients"))],
 )
 def test_numbers_of_a_run_are_the_same_with_little_memory(
     place: Path, verb: str, few: tuple[str, ...]
