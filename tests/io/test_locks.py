@@ -44,15 +44,15 @@ def test_a_lock_that_was_taken_away_meanwhile_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when its owner ends between our opening the file and our locking it."""
-    take, taken = locks.take, []
+    take, taken = locks.lock_descriptor, []
 
-    def late(file: int, path: Path) -> None:
+    def late(file: int, *, blocking: bool) -> bool:
         if not taken:
             (tmp_path / ".run.lock").unlink()
         taken.append(file)
-        take(file, path)
+        return take(file, blocking=blocking)
 
-    monkeypatch.setattr(locks, "take", late)
+    monkeypatch.setattr(locks, "lock_descriptor", late)
     with alone(tmp_path / "run"):
         assert len(taken) == 2 and (tmp_path / ".run.lock").exists()
 
@@ -88,10 +88,10 @@ def test_many_at_once(tmp_path: Path) -> None:
 def test_file_systems_without_locks_are_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(*_: object) -> None:
+    def none(*_: object, **__: object) -> bool:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(locks.fcntl, "flock", none)
+    monkeypatch.setattr(locks, "lock_descriptor", none)
     with alone(tmp_path / "run"), alone(tmp_path / "other", wait=True):
         pass
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.ledger import Ledger, read
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, optimizers
-from sfumato.training.files import check_free, new_run_folder, write_whole
+from sfumato.training.files import check_free, new_run_folder
 
 
 def some(step: int) -> checkpoint.Checkpoint:
@@ -149,22 +148,6 @@ def test_an_empty_ledger_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "l").write_bytes(b'{"kind": "sta')
     with pytest.raises(UserError, match="never started"):
         Ledger.open(tmp_path / "l")
-
-
-def test_write_whole_leaves_the_old_file_on_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "f"
-    write_whole(path, b"old")
-
-    def full(_handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_whole(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
 def test_run_folders_are_never_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

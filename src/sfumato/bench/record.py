@@ -16,7 +16,7 @@ from sfumato.bench.measurement import Measurement
 from sfumato.environment import processor
 from sfumato.errors import UserError
 from sfumato.io import json_lines
-from sfumato.training.files import write_whole
+from sfumato.io.atomic import write_whole
 from sfumato.version import UNKNOWN, commit, of
 
 VERSION = 1

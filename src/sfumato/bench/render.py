@@ -7,7 +7,7 @@ from pathlib import Path
 from sfumato.bench import picture, profiling, record, table
 from sfumato.bench.targets import verdicts
 from sfumato.errors import UserError
-from sfumato.training.files import write_whole
+from sfumato.io.atomic import write_whole
 
 RESULTS = Path("benchmarks/results")
 PAGE = Path("docs/performance.md")

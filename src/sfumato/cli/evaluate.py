@@ -202,8 +202,8 @@ def _write(
     folder: Path, content: dict[str, Any], evaluation: Evaluation, title: str
 ) -> tuple[Path, Path]:
     """Write the numbers and the picture under the first number that is free for both."""
+    from sfumato.io.atomic import write_whole
     from sfumato.report import evaluation as picture
-    from sfumato.training.files import write_whole
 
     try:
         table, image = _claim(folder)

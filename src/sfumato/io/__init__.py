@@ -1,1 +1,1 @@
-"""Files: new ones, JSON lines, and locks."""
+"""Files: new ones, files replaced at once, JSON lines, and locks."""

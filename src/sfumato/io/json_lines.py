@@ -29,9 +29,9 @@ def append(path: Path, line: str) -> None:
 
     Raises:
         OSError: If it cannot be written.
+        UserError: If nothing can be written beside it.
     """
-    with open(path, "a+b") as file:
-        locks.wait_for(file.fileno())
+    with locks.alone(path, wait=True), open(path, "a+b") as file:
         file.seek(0)
         content = file.read()
         end = content.rfind(b"\n") + 1

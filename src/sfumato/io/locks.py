@@ -7,13 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import lock_descriptor
+
 from sfumato.errors import UserError
-
-try:
-    import fcntl
-except ImportError:  # Not on Windows.
-    fcntl = None  # type: ignore[assignment]
-
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Not on Windows.
 
@@ -22,48 +18,25 @@ class InUse(UserError):
     """Another process is at work there."""
 
 
-def take(file: int, path: Path) -> None:
-    """Have an open file for this process alone, until it is closed or the process ends.
-
-    Raises:
-        InUse: If another has it. File systems without locks never say so.
-    """
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InUse(
-            f"{path} is in use: another process is at work on this run. Let it go on, or wait "
-            "until it has ended."
-        ) from None
-    except OSError:
-        return
-
-
-def wait_for(file: int) -> None:
-    """As `take`, once whoever has it lets go of it."""
-    if fcntl is not None:
-        with suppress(OSError):  # File systems without locks.
-            fcntl.flock(file, fcntl.LOCK_EX)
-
-
 @contextmanager
-def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Be the only one at work on a folder, which need not be there yet.
+def alone(place: Path, *, wait: bool = False) -> Iterator[None]:
+    """Be the only one at work on a file or folder, which need not be there yet.
+
+    The lock is a file beside it: on Windows nobody else could read a file that is locked itself.
 
     Args:
-        folder: Where.
-        wait: Whether to wait for another process that is.
+        place: The file or folder.
+        wait: Whether to wait for another process that is at work on it.
 
     Raises:
-        InUse: If another process is, and is not waited for.
+        InUse: If another process is, and is not waited for. File systems without locks never say.
+        UserError: If nothing can be written beside it.
     """
-    folder = folder.absolute()
-    if not folder.name:
-        raise UserError(f"{folder} cannot be written to: choose another folder.")
-    path = folder.with_name(f".{folder.name}.lock")
-    file = _taken(path, folder, wait)
+    place = place.absolute()
+    if not place.name:
+        raise UserError(f"{place} cannot be written to: choose another folder.")
+    path = place.with_name(f".{place.name}.lock")
+    file = _taken(path, place, wait)
     try:
         yield
     finally:
@@ -72,7 +45,7 @@ def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
         os.close(file)
 
 
-def _taken(path: Path, folder: Path, wait: bool) -> int:
+def _taken(path: Path, place: Path, wait: bool) -> int:
     """The lock file, open and locked."""
     while True:
         try:
@@ -82,17 +55,18 @@ def _taken(path: Path, folder: Path, wait: bool) -> int:
             raise UserError(
                 f"Cannot write to {path.parent}: {error.strerror}. Choose another folder."
             ) from None
-        try:
-            if wait:
-                wait_for(file)
-            else:
-                take(file, folder)
-        except InUse:
-            os.close(file)
-            raise
-        if _same(file, path):
+        held = True
+        with suppress(OSError):  # File systems without locks.
+            held = lock_descriptor(file, blocking=wait)
+        if held and _same(file, path):
             return file
-        os.close(file)  # Whoever had it took it away in between.
+        os.close(file)
+        if not held:
+            raise InUse(
+                f"{place} is in use: another process is at work on this run. Let it go on, or wait "
+                "until it has ended."
+            )
+        # Whoever had it took it away in between.
 
 
 def _same(file: int, path: Path) -> bool:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,17 +39,16 @@ class Ledger:
     returns it is on the disk. Recording a step that is already there is allowed if it is the
     same event (an interrupted run repeats its last steps with the same random numbers) and an
     error otherwise, so no step is ever counted less than it was released. One process at a time
-    has a ledger open (where the operating system has locks on files).
+    has a ledger open (where the file system has locks).
     """
 
     def __init__(self, path: Path, header: dict[str, Any], steps: list[Step], last: str) -> None:
         self.path, self.header, self._steps, self._last = path, header, steps, last
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            locks.take(self._file, path)
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as held:
+            held.enter_context(locks.alone(path))
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            held.callback(os.close, self._file)
+            self._held = held.pop_all()
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any]) -> Ledger:
@@ -115,9 +115,8 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._held.close()
+        self._file = -1
 
     def __enter__(self) -> Ledger:
         return self

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from sfumato.data.catalogue import CATALOGUE
 from sfumato.data.subset import PAPER as SUBSETS
 from sfumato.errors import UserError
+from sfumato.io.atomic import write_whole
 from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe
 from sfumato.reproduce import results_file
 from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import PLD, Paper, Row, Setting
 from sfumato.reproduce.rows import PAPERS
-from sfumato.training.files import write_whole
 
 if TYPE_CHECKING:
     from sfumato.reproduce.figures import Picture

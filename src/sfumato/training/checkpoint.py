@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.io import json_lines
-from sfumato.training.files import write_whole
+from sfumato.io.atomic import write_whole
 
 KEEP = 2
 

@@ -26,8 +26,9 @@ from sfumato import models
 from sfumato.data.prediction_views import CHOICES, averaged
 from sfumato.errors import CodeError, UserError
 from sfumato.io import json_lines
+from sfumato.io.atomic import write_whole
 from sfumato.memory import BatchSize
-from sfumato.training.files import WEIGHTS, trust, write_whole
+from sfumato.training.files import WEIGHTS, trust
 
 FORMAT = "sfumato-1"
 TENSORS = "tensors"

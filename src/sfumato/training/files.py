@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and the run folder's names."""
+"""The run folder: the names of its files, and what may be done in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,23 +26,6 @@ STATEMENT = "statement.md"
 CURVES = "curves.png"
 CHECKPOINTS = "checkpoints"
 KEY = "secret.key"
-
-
-def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-    sync_folder(path.parent)
 
 
 def without_clock(path: Path, folder: Path) -> None:
@@ -102,16 +84,6 @@ def sweep(folder: Path) -> None:
     for where in (folder, folder / CHECKPOINTS):
         for path in where.glob(".*.????????"):
             path.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut, where the platform can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def finished(folder: Path) -> bool:

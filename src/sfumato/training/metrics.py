@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.io import json_lines
-from sfumato.training.files import write_whole
+from sfumato.io.atomic import write_whole
 
 MANY = 100
 """Steps whose total time, to two digits, tells nothing of any one of them."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sfumato.io.atomic import write_whole
 from sfumato.pictures import curves
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step, merge
@@ -123,7 +124,7 @@ def release(loop: Loop) -> Result:
     text = statement(_facts(loop, spent, origin))
     with loop.average.applied(loop.model) if loop.average is not None else nullcontext():
         save_weights(folder / files.WEIGHTS, loop.model, description, statement=text)
-    files.write_whole(folder / files.STATEMENT, text.encode())
+    write_whole(folder / files.STATEMENT, text.encode())
     ledger.close()
     (folder / files.KEY).unlink(missing_ok=True)
     if not recipe.exact_metrics:

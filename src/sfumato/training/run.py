@@ -16,6 +16,7 @@ import torch
 from sfumato.data import Dataset
 from sfumato.data.adapt import adapt
 from sfumato.errors import UserError
+from sfumato.io.atomic import write_whole
 from sfumato.models import Trust
 from sfumato.privacy.accounting.exposure import steps_to_list
 from sfumato.privacy.ledger import Ledger
@@ -85,8 +86,8 @@ def train(
     folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
     with files.explained(folder):
         if not randomness.seeded:
-            files.write_whole(folder / files.KEY, randomness.key, mode=0o600)
-        files.write_whole(folder / files.RECIPE, recipe.to_toml().encode())
+            write_whole(folder / files.KEY, randomness.key, mode=0o600)
+        write_whole(folder / files.RECIPE, recipe.to_toml().encode())
         header = _header(recipe, plan, dataset, randomness, physical, origin)
         header |= {"noise": _noise_from(where)}
         loop: Loop | None = None

@@ -18,7 +18,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.training.files import without_clock, write_whole
+from sfumato.io.atomic import write_whole
+from sfumato.training.files import without_clock
 
 SNAPSHOTS = "snapshots"
 _NAME = re.compile(r"step-(\d{7,})\.safetensors")

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from sfumato.errors import UserError
 from sfumato.io import json_lines
+from sfumato.io.atomic import write_whole
 from sfumato.io.locks import InUse, alone
 from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon
 from sfumato.recipe import Recipe, differences
@@ -193,7 +194,7 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
         if not (out / ASKED).is_file():
             files.check_free(out)
             out.mkdir(parents=True, exist_ok=True)
-            files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
+            write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
     try:
         before = json_lines.parse((out / ASKED).read_bytes())
     except ValueError as reason:
@@ -202,7 +203,7 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
         raise UserError(f"{out / ASKED} is damaged (no JSON object): choose another --out.")
     changed = differences(before, json.loads(json.dumps(asked)))
     if changed and not any(out.glob("trial-*")):
-        files.write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
+        write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
     elif changed:
         raise UserError(
             f"{out} holds runs of another recipe: {'; '.join(changed)}. Choose another --out."

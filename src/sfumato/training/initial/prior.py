@@ -18,6 +18,7 @@ from sfumato import version
 from sfumato.data import dead_leaves
 from sfumato.data.catalogue import check_channels
 from sfumato.errors import UserError
+from sfumato.io.atomic import write_whole
 from sfumato.models import Trust
 from sfumato.pictures import curves
 from sfumato.privacy.accounting.exposure import Exposure
@@ -70,8 +71,8 @@ def train(
     folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
     with files.explained(folder):
         if not randomness.seeded:
-            files.write_whole(folder / files.KEY, randomness.key, mode=0o600)
-        files.write_whole(folder / files.RECIPE, recipe.to_toml().encode())
+            write_whole(folder / files.KEY, randomness.key, mode=0o600)
+        write_whole(folder / files.RECIPE, recipe.to_toml().encode())
         with Ledger.create(folder / files.LEDGER, prior.header()) as ledger:
             prior.open(folder)
             prior.save()
@@ -143,7 +144,7 @@ def _go(prior: Prior, ledger: Ledger) -> Result:
     )
     with prior.whole() as model:
         save_weights(folder / files.WEIGHTS, model, _description(prior))
-    files.write_whole(folder / files.STATEMENT, _statement(prior, accuracy).encode())
+    write_whole(folder / files.STATEMENT, _statement(prior, accuracy).encode())
     (folder / files.KEY).unlink(missing_ok=True)
     return Result(folder, accuracy, None, {}, 0.0, "", prior.step, seconds, 0, drawn=True)
 
