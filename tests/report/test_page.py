@@ -16,12 +16,13 @@ from made_runs import make
 from PIL import Image
 from safetensors.torch import save_file
 
+from sfumato import text
 from sfumato.analysis import evaluate
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.statement import upwards
-from sfumato.report import guarantee, learning, markup, pareto, results, svg, words
+from sfumato.report import guarantee, learning, markup, pareto, results, svg
 from sfumato.report.measure import Measured, choose, measure
 from sfumato.report.page import page
 from sfumato.report.runs import gather, tasks, together
@@ -398,8 +399,8 @@ def test_scales_and_words() -> None:
     log = svg.Scale(0.1, 100, 0, 300, log=True)
     assert log(1) == pytest.approx(100) and 1 in log.ticks() and len(log.ticks()) <= 6
     assert svg.Scale(3, 3, 0, 10)(3) == 5
-    assert [words.power(v) for v in (1e-5, 2e-6, 0.01)] == ["10⁻⁵", "2·10⁻⁶", "0.01"]
-    assert words.percent(float("nan")) == "–" and words.count(1234567) == "1\u202f234\u202f567"
+    assert [text.power(v) for v in (1e-5, 2e-6, 0.01)] == ["10⁻⁵", "2·10⁻⁶", "0.01"]
+    assert text.percent(float("nan")) == "–" and text.count(1234567) == "1\u202f234\u202f567"
 
 
 def test_large_epsilon_is_called_large(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from sfumato.report import guarantee
 from sfumato.report.detail import without_seed
 from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import Run
-from sfumato.report.words import percent
+from sfumato.text import percent, printable, quoted_markdown
 from sfumato.text import plain_markdown as _plain
-from sfumato.text import printable, quoted_markdown
 from sfumato.training.files import WEIGHTS
 
 _TAGS = ("image-classification", "differential-privacy", "dp-sgd", "pytorch", "sfumato")

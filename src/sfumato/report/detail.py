@@ -11,7 +11,7 @@ from sfumato.report import guarantee, results
 from sfumato.report.markup import Child, Safe, details, element, inline, join, markdown, table
 from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import Run
-from sfumato.report.words import NONE, count, percent
+from sfumato.text import NONE, count, percent
 
 
 def privacy(run: Run) -> Safe:

@@ -17,7 +17,7 @@ from sfumato.privacy.statement import (
     upwards,
 )
 from sfumato.report.runs import Run
-from sfumato.report.words import power
+from sfumato.text import power
 
 UNIT = "image"
 CHAPTERS = ("Several images of one person", "Against whom")

@@ -24,7 +24,7 @@ from sfumato.data import Dataset
 from sfumato.data.decode import UnreadableError, decode
 from sfumato.errors import UserError
 from sfumato.report.runs import Run
-from sfumato.report.words import percent
+from sfumato.text import percent
 from sfumato.training import classifier as classifiers
 from sfumato.training.classifier import Classifier
 

@@ -10,7 +10,7 @@ from sfumato.report import learning, pareto, svg
 from sfumato.report.markup import Child, Safe, details, element, inline, join, table
 from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import Run, tasks, together
-from sfumato.report.words import NONE, count, duration, percent, power
+from sfumato.text import NONE, count, duration, percent, power
 
 
 def headline(run: Run, measured: Measured) -> Safe:
