@@ -153,7 +153,9 @@ def damage_checkpoint(run: Path, choose: random.Random) -> str:
 
 def damage_text(run: Path, choose: random.Random) -> str:
     """A line that is nested too deeply, or no line at all."""
-    name = choose.choice(["ledger.jsonl", "metrics.jsonl", "recipe.toml", "statement.md"])
+    name = choose.choice(
+        ["ledger.jsonl", "metrics.jsonl", "recipe.toml", "statement.md", "guarantee.json"]
+    )
     lines = (run / name).read_text().splitlines()
     value = choose.choice([DEEP, "null", "", "\0", "\ud800".encode("utf-8", "surrogatepass")])
     value = value.decode("latin1") if isinstance(value, bytes) else value

@@ -36,7 +36,7 @@ def test_a_report_of_a_real_run(run: Run, finished: Path, tmp_path: Path) -> Non
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Written: page.html" in result.out
     final = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
-    assert f"{upwards(final['epsilon'], places=4)} (calibrated the run)" in text
+    assert f"which calibrated the run</th><td>{upwards(final['epsilon'], places=4)}" in text
     assert f"{100 * final['test_accuracy']:.1f} %" in text
     assert "the noise follows from a seed" in text
     assert "gradient scaled to norm at most C = 1" in text
@@ -121,9 +121,9 @@ def test_a_card_states_the_guarantee_and_no_secret(
         "| neighbouring relation | leaving out one training image, its place kept empty (zero-out)",
         "### Several images of one person",
         "### Against whom",
-        f"{upwards(final['epsilon'], places=4)} (calibrated the run)",
+        f"which calibrated the run | {upwards(final['epsilon'], places=4)} |",
         "RDP (Rényi)",
-        "sampler | Poisson",
+        "sampling | Poisson",
         "noise multiplier σ",
         "norm at most C = 1",
         "### Not covered",

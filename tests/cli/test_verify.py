@@ -156,7 +156,7 @@ def test_a_run_is_what_it_states(sfumato: Run, tmp_path: Path) -> None:
     result = sfumato("verify", folder)
     assert result.code == 0, result.err
     assert (
-        "Ledger, statement and weights are consistent." in result.out
+        "Ledger, guarantee, statement and weights are consistent." in result.out
         and "as they were" in result.out
     )
 
@@ -176,7 +176,8 @@ def test_a_run_is_what_it_states(sfumato: Run, tmp_path: Path) -> None:
     )
     assert "Cannot read the ledger" in changed("ledger.jsonl", lambda _: None)
     said = changed("statement.md", lambda b: re.sub(rb"\*\*\([\d.]+,", b"**(0.5,", b))
-    assert "the statement says 0.5" in " ".join(said.split())
+    assert "not the text that follows from guarantee.json" in " ".join(said.split())
+    assert "it was removed" in " ".join(changed("guarantee.json", lambda _: None).split())
     for change in (
         lambda b: b.split(b"## Not covered")[0],
         lambda b: b + b"It satisfies (0.1, 1e-9)-differential privacy.",

@@ -6,6 +6,7 @@ import math
 import platform
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from scipy import stats
@@ -14,19 +15,21 @@ from sfumato import version
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
-from sfumato.privacy.own_statement import own_statement
-from sfumato.privacy.run_statement import Facts, statement
-from sfumato.privacy.sampling import PoissonSampler
+from sfumato.privacy.chapters import statement
+from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.privacy.statement import delta_warning, meaning, threat_model, upwards
 
+STEPS = (Step(0.1, 1.0, 10),)
 
-def facts(epsilon: float) -> Facts:
-    return Facts(
-        private=True, epsilon={"pld": epsilon, "rdp": epsilon}, budget=epsilon, delta=1e-5,
-        accountant="pld", examples=1000, batch=100.0, rate=0.1, steps=10, noise_multiplier=1.0,
-        rule="scaled to norm at most C = 1", views=1, averaged=False, seeded=False,
-        train_metrics=False, validation=0, data="digits",
+
+def facts(epsilon: float, steps: tuple[Step, ...] = STEPS, **others: Any) -> Guarantee:
+    """A guarantee of these steps that claims this epsilon."""
+    found = Guarantee.accounted(
+        steps=steps, delta=1e-5, data="digits", budget=epsilon, examples=1000, batch=100.0,
+        rate=0.1, taken=10, clipping="scaled to norm at most C = 1", clip=1.0,
+        versions=current_versions(), **others,
     )  # fmt: skip
+    return replace(found, epsilon={"pld": epsilon, "rdp": epsilon})
 
 
 @pytest.mark.parametrize(
@@ -81,19 +84,19 @@ def test_the_statement_says_the_same(epsilon: float) -> None:
 
 
 def test_every_statement_has_the_row_of_groups() -> None:
-    history = [Step(0.1, 1.0, 10)]
-    values = [upwards(group_epsilon(history, delta=1e-5, size=k), 3) for k in (1, *SIZES)]
-    for text, unit in ((statement(facts(3.0)), "images"), (own(history), "examples")):
+    one = accountants.epsilon(STEPS, delta=1e-5)
+    values = [upwards(group_epsilon(STEPS, delta=1e-5, size=k), 3) for k in (1, *SIZES)]
+    for text, unit in ((statement(facts(one)), "images"), (own(STEPS), "examples")):
         assert f"| {unit} of one person | 1 | 2 | 3 | 5 | 10 |" in text
         assert f"| ε | {' | '.join(values)} |" in text
         assert "roughly" not in text
-    hopeless = statement(replace(facts(3.0), noise_multiplier=0.2, steps=1000))
+    hopeless = statement(facts(3.0, (Step(0.1, 0.2, 1000),)))
     assert "| over 100 | over 100 |" in hopeless
 
 
 def test_groups_count_schedules_and_the_start_too() -> None:
     before, plan = (Step(0.2, 2.0, 5),), (Step(0.1, 1.5, 4), Step(0.1, 1.0, 6))
-    text = statement(replace(facts(3.0), before=before, schedule=plan))
+    text = statement(facts(3.0, plan, start_steps=before))
     expected = group_epsilon([*before, *plan], delta=1e-5, size=3)
     assert f"| {upwards(expected, 3)} |" in text.split("## Several images of one person")[1]
 
@@ -124,19 +127,17 @@ def test_a_delta_too_large_for_so_many_images_is_warned_of(examples: int, warned
     assert bool(delta_warning(1e-5, examples)) == warned
 
 
-def own(
-    history: list[Step], *, seeded: bool = False, checks: bool = True, checked_at_end: bool = True
-) -> str:
-    return own_statement(
-        history, delta=1e-5, data="scans", sampler=PoissonSampler(1000, 100), rule="scaled",
-        views=1, seeded=seeded, checks=checks, checked_at_end=checked_at_end,
+def own(steps: tuple[Step, ...], *, seeded: bool = False) -> str:
+    found = Guarantee.accounted(
+        steps=steps, delta=1e-5, data="scans", unit="example", own_loop=True, examples=1000,
+        batch=100.0, rate=0.1, taken=10, clipping="scaled", seeded=seeded,
     )  # fmt: skip
+    return statement(found)
 
 
 def test_an_own_loop_with_a_seed_is_told_that_it_is_not_private() -> None:
-    steps = [Step(0.1, 1.0, 10)]
-    assert "Not private" in own(steps, seeded=True)
-    assert "Not private" not in own(steps) and "stream cipher ChaCha20" in own(steps)
+    assert "Not private" in own(STEPS, seeded=True)
+    assert "Not private" not in own(STEPS) and "stream cipher ChaCha20" in own(STEPS)
 
 
 @pytest.mark.parametrize("unit", ["image", "example"])

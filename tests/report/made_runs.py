@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import recipes
+from sfumato.privacy import chapters
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.run_statement import Facts, statement
+from sfumato.training import run_guarantee
 from tiny_run import DIGITS, write_weights
 
 
@@ -39,6 +40,7 @@ def make(
         "version": 1, "examples": 1438, "rate": q, "sigma": sigma if private else 0.0,
         "clip": 1.0, "delta": delta, "budget": recipe.privacy.epsilon, "accountant": "pld",
         "steps": steps, "physical_batch": 64, "recipe": recipe.to_dict(),
+        "noise": {"source": "chacha20"},
     }  # fmt: skip
     ledger = Ledger.create(folder / "ledger.jsonl", header)
     for number in range(1, taken + 1):
@@ -51,7 +53,12 @@ def make(
     }
     _metrics(folder, taken, spent, accuracy, finished=finished, records=records)
     if finished:
-        _release(folder, recipe, spent, steps, q, sigma, classes)
+        write_weights(folder, {"private": True}, classes=classes)
+        found = run_guarantee.guarantee_of(
+            recipe, header, [Step(q, sigma, taken)],
+            clipping="each image's gradient scaled to norm at most C = 1",
+        ) if private else run_guarantee.guarantee_of(recipe, header, ())  # fmt: skip
+        (folder / "statement.md").write_text(chapters.statement(found), encoding="utf-8")
     return folder
 
 
@@ -81,24 +88,3 @@ def _metrics(
         lines.append(final | ({"epsilon": spent["pld"]} if spent else {}))
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
-
-
-def _release(
-    folder: Path,
-    recipe: Any,
-    spent: dict[str, float],
-    steps: int,
-    q: float,
-    sigma: float,
-    classes: Sequence[str],
-) -> None:
-    write_weights(folder, {"private": True}, classes=classes)
-    p = recipe.privacy
-    facts = Facts(
-        private=p.enabled, epsilon=spent, budget=p.epsilon, delta=p.delta, accountant="pld",
-        examples=1438, batch=143.8, rate=q, steps=steps, noise_multiplier=sigma,
-        rule="each image's gradient scaled to norm at most C = 1", views=1, averaged=False,
-        seeded=recipe.training.seed is not None, train_metrics=True, validation=0,
-        data=recipe.data.name,
-    )  # fmt: skip
-    (folder / "statement.md").write_text(statement(facts), encoding="utf-8")

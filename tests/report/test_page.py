@@ -19,10 +19,11 @@ from safetensors.torch import save_file
 from sfumato import text
 from sfumato.analysis import evaluate
 from sfumato.errors import UserError
+from sfumato.privacy import chapters
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.statement import upwards
-from sfumato.report import guarantee, learning, markup, pareto, results, svg
+from sfumato.report import learning, markup, pareto, privacy, results, svg
 from sfumato.report.measure import Measured, choose, measure
 from sfumato.report.page import page
 from sfumato.report.runs import gather, tasks, together
@@ -88,7 +89,7 @@ def test_a_finished_run_is_told_in_full(tmp_path: Path) -> None:
     for value in run.epsilon.values():
         assert upwards(value, places=4) in shown.text
     assert "Several images of one person" in shown.text and "after every single step" in shown.text
-    assert "ChaCha20 with a key of 256 bits" in shown.text
+    assert "ChaCha20 with a key of 256 bits" in " ".join(shown.text.split())
     assert "follows from a seed" not in shown.text
     assert {"accuracy-step", "accuracy-epsilon", "loss-step", "clipped-epsilon", "front-0",
             "run0-confusion", "run0-reliability"} <= set(data_of(text))  # fmt: skip
@@ -224,7 +225,9 @@ def test_weights_of_another_epsilon_leave_no_guarantee(tmp_path: Path) -> None:
     assert spent is not None
 
     def put(stated: float) -> None:
-        content = {"guarantee": {"private": True, "epsilon": {run.accountant: stated}}}
+        content = {
+            "guarantee": {"private": True, "epsilon": {run.recipe.privacy.accountant: stated}}
+        }
         save_file({"x": torch.zeros(1)}, folder / WEIGHTS, metadata={FORMAT: json.dumps(content)})
 
     put(spent)
@@ -406,8 +409,8 @@ def test_scales_and_words() -> None:
 def test_large_epsilon_is_called_large(tmp_path: Path) -> None:
     (run,) = gather([make(tmp_path / "run", sigma=0.3, steps=40)])
     assert run.spent is not None and run.spent > 10
-    assert any("is large" in line for line in guarantee.warnings(run))
-    said = guarantee.in_words(run)
+    assert any("is large" in line for line in privacy.warnings(run))
+    said = privacy.lead(run)
     assert "promises next to nothing" in said and "almost as likely" not in said
 
 
@@ -418,8 +421,10 @@ def test_steps_that_were_counted_and_not_taken(tmp_path: Path) -> None:
     ended = json.dumps(json.loads(last) | {"step": 12})
     (folder / "metrics.jsonl").write_text("\n".join([*others, ended]) + "\n")
     (run,) = gather([folder])
+    assert run.guarantee is not None
     assert (run.steps, run.counted, run.planned) == (12, 60, 60)
-    assert ("steps", "12, counted as all 60 that were planned") in guarantee.facts(run)
+    assert ("steps", "12, counted as all 60 that were planned") in chapters.rows(run.guarantee)
     assert "12 steps" in Elements(made(tmp_path, folder)).text
     (half,) = gather([make(tmp_path / "half", steps=60, finished=False)])
-    assert ("steps", "30 of 60") in guarantee.facts(half)
+    assert half.guarantee is not None
+    assert ("steps", "30 of 60") in chapters.rows(half.guarantee)

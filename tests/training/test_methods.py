@@ -399,7 +399,7 @@ def test_a_noise_plan_spends_the_budget_and_no_more(tmp_path: Path) -> None:
     assert result.epsilon["pld"] == accountants.epsilon(history, delta=1e-5)
     said = (tmp_path / "r" / files.STATEMENT).read_text()
     for step in history:
-        assert f"σ = {step.noise_multiplier!r} ({step.count} times)" in said
+        assert f"{step.count} with q = {step.q!r} and σ = {step.noise_multiplier!r}" in said
     assert "factor of 0.5 to the last" in said
     epsilons = [r["epsilon"] for r in records(tmp_path / "r")]
     assert epsilons == sorted(epsilons)

@@ -23,7 +23,7 @@ def sign(
         None, metavar="FILE", help="Make a key pair instead: FILE and FILE.pub."
     ),
 ) -> None:
-    """Sign the ledger, statement, recipe and weights of a run, so that others can check them.
+    """Sign a run's ledger, statement, guarantee, recipe and weights, so that others can check.
 
     Whoever has your public key checks them with `sfumato verify RUN --key FILE.pub`.
     """

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sfumato.privacy import chapters
 from sfumato.privacy.statement import upwards
-from sfumato.report import guarantee
-from sfumato.report.runs import gather
+from sfumato.report.runs import Run, gather
+from sfumato.training.files import GUARANTEE
 
 _UNSIGNED = (
     "Consistent does not mean genuine: whoever can write to the folder can write a consistent "
@@ -35,11 +36,12 @@ def show(folder: Path, console: Console, key: Path | None = None) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     chained = "consistent: every line follows from the one before"
     table.add_row("ledger", chained if run.header else "–")
-    table.add_row("steps", guarantee.steps(run))
-    for name, words in guarantee.ACCOUNTANTS.items():
-        if name in run.epsilon:
-            found = f"{upwards(run.epsilon[name], places=4)} at δ = {run.recipe.privacy.delta:g}"
-            table.add_row(f"ε by {words}", f"{found}, computed from the ledger")
+    g = run.guarantee
+    table.add_row("steps", chapters.steps(g) if g else str(run.steps))
+    for name, value in run.epsilon.items():
+        found = f"{upwards(value, places=4)} at δ = {run.recipe.privacy.delta:g}"
+        table.add_row(f"ε by {chapters.ACCOUNTANTS[name]}", f"{found}, confirmed by the ledger")
+    table.add_row("guarantee", _guarantee(run))
     table.add_row("weights", _weights(folder, bool(run.problems)))
     if key is not None:
         table.add_row("signature", _signature(folder, key, problems))
@@ -55,9 +57,19 @@ def show(folder: Path, console: Console, key: Path | None = None) -> None:
     elif not run.finished:
         console.print("\n[green]The ledger is consistent.[/] The run has not finished.")
     else:
-        console.print("\n[green]Ledger, statement and weights are consistent.[/]")
+        console.print("\n[green]Ledger, guarantee, statement and weights are consistent.[/]")
     if key is None:
         console.print(_UNSIGNED, soft_wrap=True)
+
+
+def _guarantee(run: Run) -> str:
+    if run.problems or run.guarantee is None:
+        return "–"
+    if (run.folder / GUARANTEE).is_file():
+        return f"{GUARANTEE} follows from the ledger"
+    if not run.finished:
+        return "not written yet"
+    return f"of an older version, which wrote no {GUARANTEE}: it is derived from the ledger"
 
 
 def _signature(folder: Path, key: Path, problems: list[str]) -> str:
@@ -68,7 +80,7 @@ def _signature(folder: Path, key: Path, problems: list[str]) -> str:
     except signature.BadSignature as error:
         problems.append(str(error))
         return "–"
-    return escape(f"of the holder of {key}, over ledger, statement, recipe and weights")
+    return escape(f"of the holder of {key}, over its ledger, guarantee, recipe and weights")
 
 
 def _weights(folder: Path, problems: bool) -> str:

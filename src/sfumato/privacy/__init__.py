@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Unclipped,
     )
     from sfumato.privacy.engines.one_at_a_time import one_at_a_time
+    from sfumato.privacy.guarantee import Guarantee
     from sfumato.privacy.mechanism import PrivateGradients
     from sfumato.privacy.noise import GaussianNoise
     from sfumato.privacy.numerics.randomness import Keystream, Randomness
@@ -39,6 +40,7 @@ __all__ = [
     "GaussianNoise",
     "Gradients",
     "GroupWise",
+    "Guarantee",
     "Keystream",
     "Normalised",
     "PerExample",
@@ -79,6 +81,7 @@ __getattr__, __dir__ = lazy(
         "BatchStatistics": "statistics",
         "PrivateGradients": "mechanism",
         "GaussianNoise": "noise",
+        "Guarantee": "guarantee",
         "Keystream": "numerics.randomness",
         "Randomness": "numerics.randomness",
         "one_at_a_time": "engines.one_at_a_time",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sfumato.errors import UserError
+from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.accountants import epsilon as account
 from sfumato.privacy.accounting.budget import check_delta, noise_multiplier_for
@@ -19,11 +21,11 @@ from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Flat, Unclip
 from sfumato.privacy.draw_count import DrawCount, check_weights
 from sfumato.privacy.engines.ordinary_backward import Ordinary
 from sfumato.privacy.engines.results import PerExampleGradients
+from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.privacy.loader import poisson_loader
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.numerics.totals import Totals
-from sfumato.privacy.own_statement import own_statement
 from sfumato.privacy.per_example import Loss, PerExample, cross_entropy
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
@@ -188,7 +190,14 @@ class PrivateGradients:
         return account(self.history, delta=delta, accountant=accountant)
 
     def statement(self, *, delta: float, data: str) -> str:
-        """What has been released so far guarantees, as Markdown, with the conditions of it.
+        """The privacy statement of what has been released so far, as Markdown.
+
+        Args and errors are those of `guarantee`, which it renders.
+        """
+        return chapters.statement(self.guarantee(delta=delta, data=data))
+
+    def guarantee(self, *, delta: float, data: str) -> Guarantee:
+        """The guarantee of what has been released so far, with the conditions of it.
 
         Args:
             delta: As in (epsilon, delta).
@@ -199,10 +208,14 @@ class PrivateGradients:
         """
         check_delta(delta, self.sampler.examples)
         checked = self.spot_check.at_end(self.per_example)
-        return own_statement(
-            self.history, delta=delta, data=data, sampler=self.sampler,
-            rule=self.clipping.describe(), views=self.per_example.views,
-            seeded=self.randomness.seeded, checks=self.per_example.check, checked_at_end=checked,
+        rule = self.clipping
+        clip = getattr(rule, "clip", rule.sensitivity)
+        return Guarantee.accounted(
+            steps=self.history, delta=delta, data=data, unit="example", own_loop=True,
+            examples=self.sampler.examples, batch=float(self.sampler.batch), rate=self.sampler.rate,
+            taken=self.released, clipping=rule.describe(), clip=clip if clip < math.inf else None,
+            views=self.per_example.views, seeded=self.randomness.seeded, validation=None,
+            checked=self.per_example.check, checked_at_end=checked, versions=current_versions(),
         )  # fmt: skip
 
     def accumulate(

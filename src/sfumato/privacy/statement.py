@@ -1,16 +1,13 @@
-"""The words and numbers of privacy statements, for a run's and for those of other loops."""
+"""Sentences and numbers of privacy statements, for runs and own loops alike."""
 
 from __future__ import annotations
 
 import math
-import platform
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal, localcontext
 
-from sfumato import version
-from sfumato.privacy.accounting.accountants import Step
-from sfumato.privacy.accounting.group_privacy import MOST, SIZES, group_epsilon
+from sfumato.privacy.accounting.group_privacy import MOST
 
 _SMALL = 1.0
 LARGE = 10.0
@@ -23,14 +20,6 @@ _MANY = 0.1
 def relation(unit: str) -> str:
     """The neighbouring relation of all guarantees, in words."""
     return f"leaving out one training {unit}"
-
-
-def relation_in_full(unit: str) -> str:
-    """The neighbouring relation with what it treats as public."""
-    return (
-        f"{relation(unit)}, its place kept empty (zero-out): the number of training {unit}s N and "
-        "the sampling rate q are public and the same either way"
-    )
 
 
 def meaning(epsilon: float, delta: float, *, unit: str = "image", shown: str | None = None) -> str:
@@ -114,16 +103,15 @@ def tuning(words: str, *, unit: str = "image") -> str:
     )
 
 
-def groups(history: Sequence[Step], delta: float, unit: str) -> str:
+def groups(values: Mapping[int, float], delta: float, unit: str) -> str:
     """The guarantee for people with several examples, as a Markdown table.
 
     Args:
-        history: The steps.
+        values: Epsilon by number of examples.
         delta: As in (epsilon, delta).
         unit: What an example is called.
     """
-    found = [group_epsilon(history, delta=delta, size=size) for size in (1, *SIZES)]
-    values = [upwards(v, 3) if v <= MOST else f"over {MOST:g}" for v in found]
+    shown = [upwards(v, 3) if v <= MOST else f"over {MOST:g}" for v in values.values()]
     text = (
         f"The unit of privacy is one {unit}. Somebody with several {unit}s in the training set is "
         "protected for all of them together by a larger ε, which is not k times ε of one. From the "
@@ -131,9 +119,9 @@ def groups(history: Sequence[Step], delta: float, unit: str) -> str:
     )
     return f"""{filled(text)}
 
-| {unit}s of one person | {" | ".join(str(size) for size in (1, *SIZES))} |
-|---|{"---|" * len(values)}
-| ε | {" | ".join(values)} |"""
+| {unit}s of one person | {" | ".join(map(str, values))} |
+|---|{"---|" * len(shown)}
+| ε | {" | ".join(shown)} |"""
 
 
 def threat_model(unit: str) -> str:
@@ -200,10 +188,3 @@ def delta_warning(delta: float, examples: int, *, unit: str = "image") -> str:
         f"full with a chance of δ has the same δ: of these, {delta * examples:.2g} on average "
         f"(δ·N). Choose δ of at most {_MANY / examples:.1g}."
     )
-
-
-def versions() -> str:
-    """The programs that made a statement and the numbers in it."""
-    names = {"PyTorch": "torch", "dp-accounting": "dp-accounting", "NumPy": "numpy"}
-    found = [f"{name} {version.of(package)}" for name, package in names.items()]
-    return ", ".join([f"sfumato {version.of()}", *found, f"Python {platform.python_version()}"])

@@ -4,8 +4,8 @@ The guarantee is stated with everything that NIST SP 800-226 and the differentia
 ask for: unit, neighbouring relation, epsilon and delta, accountant, sampler, noise, clipping, what
 is not covered, and tuning.
 
-*Guarantee:* The card quotes epsilon from the ledger and the exceptions from the statement. It holds
-no number that was computed on training batches, and no seed that noise follows from.
+*Guarantee:* The card renders the guarantee that follows from the ledger. It holds no
+number that was computed on training batches, and no seed that noise follows from.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import json
 import re
 
 from sfumato import version
+from sfumato.privacy import chapters
 from sfumato.privacy.statement import upwards
-from sfumato.report import guarantee
+from sfumato.report import privacy
 from sfumato.report.detail import without_seed
 from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import Run
@@ -128,29 +129,24 @@ def _intended(run: Run) -> str:
 
 
 def _privacy(run: Run) -> str:
-    parts = [f"> {quoted_markdown(' '.join(line.split()))}" for line in guarantee.warnings(run)]
-    parts.append(_plain(guarantee.in_words(run)))
-    rows = "\n".join(
-        f"| {_plain(name)} | {_plain(value)} |" for name, value in guarantee.facts(run)
-    )
-    if run.private:
+    parts = [f"> {quoted_markdown(' '.join(line.split()))}" for line in privacy.warnings(run)]
+    parts.append(_plain(privacy.lead(run)))
+    g = run.guarantee
+    if g is not None and g.private:
+        rows = "\n".join(
+            f"| {name} | {quoted_markdown(value)} |" for name, value in chapters.rows(g)
+        )
         parts.append(f"| | |\n|---|---|\n{rows}")
-    if run.epsilon:
         parts.append(
             "The mechanism is DP-SGD: each step is a Poisson-subsampled Gaussian mechanism. Every "
             "step was recorded in a ledger before anything that depends on it was "
             "released, and ε is computed from that ledger. Trust model: central; whoever trained "
             "the model saw the images."
         )
-    for title in guarantee.CHAPTERS:
-        if chapter := run.chapter(title):
-            parts += [f"### {title}", quoted_markdown(chapter)]
-    start = run.chapter("Where the first weights came from")
-    if start:
-        parts += ["### Where the first weights came from", quoted_markdown(start)]
-    lines = guarantee.not_covered(run)
-    if lines:
-        parts += ["### Not covered", "\n".join(f"- {quoted_markdown(line)}" for line in lines)]
+    for title, text in (chapters.chapters(g) if g is not None else {}).items():
+        if title in (*privacy.QUOTED, "Not covered"):
+            parts += [f"### {title}", quoted_markdown(text)]
+    if g is not None and g.private:
         parts += [
             "### Tuning",
             "[Say how the settings were chosen: on public data, or how many runs on these images "
@@ -182,7 +178,7 @@ def _training(run: Run, measured: Measured) -> str:
         ("parameters", "unknown" if measured.parameters is None else f"{measured.parameters:,}"),
         ("optimizer", f"{o.name}, learning rate {o.lr:g}{scaled}, {o.schedule}"),
         ("expected batch", "unknown" if run.batch is None else f"{run.batch:g}"),
-        ("steps", guarantee.steps(run)),
+        ("steps", str(run.steps)),
         ("views per image", str(t.views + t.self_mix)),
         ("averaged weights", f"{t.average_kind}, {t.average:g}" if t.average else "no"),
         ("precision", t.precision),

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sfumato.privacy import chapters
+from sfumato.privacy.guarantee import Guarantee
 from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe, flat
-from sfumato.report import guarantee, results
+from sfumato.report import privacy as told
+from sfumato.report import results
 from sfumato.report.markup import Child, Safe, details, element, inline, join, markdown, table
 from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import Run
@@ -16,25 +19,22 @@ from sfumato.text import NONE, count, percent
 
 def privacy(run: Run) -> Safe:
     """The guarantee: words, meter, numbers, and what is not covered."""
-    cautions = [element("li", None, inline(line)) for line in guarantee.warnings(run)]
-    lines = [element("li", None, inline(line)) for line in guarantee.not_covered(run)]
-    start = run.chapter("Where the first weights came from") or run.origin.words
-    randomness = run.chapter("Randomness").split("\n\nsfumato ")[0]
+    cautions = [element("li", None, inline(line)) for line in told.warnings(run)]
+    g = run.guarantee
     parts: list[Child] = [
         element("ul", {"class": "cautions"}, *cautions) if cautions else None,
-        element("p", {"class": "lead"}, *_raised(guarantee.in_words(run))),
-        _meter(run),
-        table([], guarantee.facts(run), caption="The guarantee in numbers", classes="facts"),
+        element("p", {"class": "lead"}, *_raised(told.lead(run))),
     ]
-    for title in guarantee.CHAPTERS:
-        if chapter := run.chapter(title):
-            parts += [element("h4", None, title), markdown(chapter)]
-    if lines:
-        parts += [element("h4", None, "Not covered"), element("ul", None, *lines)]
-    if start:
-        parts += [element("h4", None, "Where the first weights came from"), markdown(start)]
-    if randomness:
-        parts += [element("h4", None, "Randomness"), markdown(randomness)]
+    if g is not None and g.private:
+        numbers = [(name, inline(value)) for name, value in chapters.rows(g)]
+        parts += [
+            _meter(g),
+            table([], numbers, caption="The guarantee in numbers", classes="facts"),
+        ]
+    ended = ("Randomness",) if run.finished else ()
+    for title, text in (chapters.chapters(g) if g is not None else {}).items():
+        if title in (*told.QUOTED, "Not covered", *ended):
+            parts += [element("h4", None, title), markdown(text)]
     return join(parts)
 
 
@@ -44,13 +44,11 @@ def _raised(text: str) -> list[Child]:
     return [first, *(part for after in rest for part in (Safe("e<sup>ε</sup>"), after))]
 
 
-def _meter(run: Run) -> Safe | None:
+def _meter(g: Guarantee) -> Safe:
     """Epsilon spent of the budget, as a bar."""
-    if not run.private or run.spent is None:
-        return None
-    budget = run.recipe.privacy.epsilon
-    share = min(1.0, run.spent / budget)
-    words = f"ε {upwards(run.spent, places=3)} of {budget:g} spent"
+    budget = g.budget or g.spent
+    share = min(1.0, g.spent / budget) if budget else 0.0
+    words = f"ε {upwards(g.spent, places=3)} of {budget:g} spent"
     bar = element(
         "svg",
         {

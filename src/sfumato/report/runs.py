@@ -9,7 +9,6 @@ is told.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,12 +19,11 @@ from sfumato import recipes
 from sfumato.data.catalogue import DRAWN, canonical
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import accountants
-from sfumato.privacy.accounting.accountants import ACCOUNTANTS, AccountantName, Step, merge
+from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
+from sfumato.privacy.guarantee import Guarantee
 from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe, differences, from_record
-from sfumato.report import claims
-from sfumato.text import without_markdown
-from sfumato.training import files, metrics
+from sfumato.training import files, metrics, run_guarantee
 from sfumato.training.classifier import read_weights
 from sfumato.training.initial.start import Origin
 
@@ -44,7 +42,7 @@ class Run:
         records: Its metrics, without the last line.
         final: The last line: accuracy on the test set; empty if the run has not ended.
         statement: Its privacy statement; empty if the run has not ended.
-        epsilon: Spent, by accountant; empty without privacy, or if it cannot be established.
+        guarantee: Its guarantee; None if it cannot be established.
         problems: What is wrong with the folder, a sentence each.
     """
 
@@ -57,7 +55,7 @@ class Run:
     records: tuple[dict[str, Any], ...] = ()
     final: Mapping[str, Any] = field(default_factory=dict)
     statement: str = ""
-    epsilon: Mapping[str, float] = field(default_factory=dict)
+    guarantee: Guarantee | None = None
     problems: tuple[str, ...] = ()
 
     @property
@@ -76,14 +74,14 @@ class Run:
         return self.recipe.training.seed is not None
 
     @property
-    def accountant(self) -> str:
-        """The accountant that calibrated it."""
-        return self.recipe.privacy.accountant
+    def epsilon(self) -> Mapping[str, float]:
+        """Spent, by accountant; empty without privacy, or if it cannot be established."""
+        return self.guarantee.epsilon if self.guarantee else {}
 
     @property
     def spent(self) -> float | None:
-        """Epsilon by that accountant, if it is known."""
-        return self.epsilon.get(self.accountant)
+        """Epsilon by the accountant that calibrated it, if it is known."""
+        return self.epsilon.get(self.recipe.privacy.accountant)
 
     @property
     def accuracy(self) -> float | None:
@@ -152,22 +150,6 @@ class Run:
         name = canonical(d.name) or Path(d.name).name or d.name
         return f"{name} ({d.subset})" if d.subset else name
 
-    @property
-    def clipping(self) -> str:
-        """The clipping rule in words: the statement's, or the recipe's if there is none yet."""
-        if not self.private:
-            return "none"
-        found = re.search(r"^\| clipping \| (.*) \|$", self.statement, flags=re.MULTILINE)
-        p = self.recipe.privacy
-        return without_markdown(found[1]) if found else f"{p.clipping}, C = {p.clip:g}"
-
-    def chapter(self, title: str) -> str:
-        """A part of the privacy statement by its heading; empty if there is none."""
-        found = re.search(
-            rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", self.statement, re.DOTALL | re.MULTILINE
-        )
-        return found[1].strip() if found else ""
-
 
 def gather(folders: Sequence[Path]) -> list[Run]:
     """Read several run folders.
@@ -221,45 +203,53 @@ def _read(folder: Path, name: str) -> Run:
             f"{folder} is a start for other runs, trained on images that the program drew: it "
             "classifies nothing. Give a run that started from it."
         )
-    origin = Origin.of(header)
-    history = merge(steps)
-    epsilon: dict[str, float] = {}
-    if recipe.privacy.enabled and header:
-        everything = [*origin.before, *history]
-        delta = float(header.get("delta", recipe.privacy.delta))
-        epsilon = {n: _epsilon(everything, delta, n) for n in ACCOUNTANTS}
     records = metrics.read(folder / files.METRICS)
     final: Mapping[str, Any] = next((r for r in reversed(records) if r.get("final")), {})
-    statement = _text(folder / files.STATEMENT)
     run = Run(
-        folder, name, recipe, header, history, origin,
+        folder, name, recipe, header, merge(steps), Origin.of(header),
         tuple(r for r in records if not r.get("final") and number(r, "step") is not None),
-        final, statement, epsilon,
+        final, _text(folder / files.STATEMENT),
     )  # fmt: skip
-    content: Mapping[str, Any] = {}
+    guarantee = _guarantee(run, problems)
+    return replace(run, guarantee=guarantee, problems=tuple(problems))
+
+
+def _guarantee(run: Run, problems: list[str]) -> Guarantee | None:
+    """The guarantee of a run; None, and the reasons, if it cannot be established.
+
+    *Guarantee:* It follows from the ledger, and every file that states one states the same.
+    """
+    before = len(problems)
+    weights: Mapping[str, Any] = {}
+    stated = None
     try:
-        if (folder / files.WEIGHTS).is_file():
-            content, _ = read_weights(folder / files.WEIGHTS)
+        if (run.folder / files.WEIGHTS).is_file():
+            weights, _ = read_weights(run.folder / files.WEIGHTS)
     except UserError as error:
         problems.append(f"{error} No guarantee is stated.")
-        run = replace(run, epsilon={})
-    spent = run.spent
-    wrong: list[str] = []
-    if spent is not None:
-        ended = number(final, "epsilon")
-        if ended is not None and abs(spent - ended) > claims.AGREE * ended:
-            wrong.append(f"the run reported {ended:.4f} when it ended")
-        if content:
-            wrong += claims.of_weights(content, recipe, origin, history, header, epsilon)
-        if statement:
-            wrong += claims.of_statement(statement, content, header, spent)
-    for words in wrong:
-        problems.append(
-            f"The ledger comes to epsilon {spent:.4f}, but {words}: the folder "
-            "holds files of different runs, or one was edited. No guarantee is stated."
-        )
-        run = replace(run, epsilon={})
-    return replace(run, problems=tuple(problems))
+    try:
+        stated = run_guarantee.read(run.folder, run.header, finished=run.finished)
+    except UserError as error:
+        problems.append(f"{error} No guarantee is stated.")
+    if not run.header:
+        return None
+    ended = number(run.final, "step")
+    follows = run_guarantee.guarantee_of(
+        run.recipe, run.header, run.history, taken=None if ended is None else int(ended)
+    )
+    wrong = run_guarantee.differences(
+        follows, stated=stated, weights=weights, statement=run.statement
+    )
+    reported = number(run.final, "epsilon")
+    if run.private and reported is not None and not run_guarantee.agree(follows.spent, reported):
+        wrong.append(f"the run reported {reported:.4f} when it ended")
+    cost = f"epsilon {follows.spent:.4f}" if run.private else "a run without privacy"
+    problems += [
+        f"The ledger comes to {cost}, but {words}: the folder holds files of different runs, or "
+        "one was edited. No guarantee is stated."
+        for words in wrong
+    ]
+    return None if len(problems) > before else stated or follows
 
 
 def _recipe(folder: Path, header: Mapping[str, Any], problems: list[str]) -> Recipe:

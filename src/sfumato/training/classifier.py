@@ -173,6 +173,11 @@ def statement_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def weights_digest(network: nn.Module) -> str:
+    """The digest of a network's tensors that its weights file will hold."""
+    return _digest(network.state_dict())
+
+
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, kinds, shapes and values."""
     found = hashlib.sha256()

@@ -23,9 +23,12 @@ LEDGER = "ledger.jsonl"
 METRICS = "metrics.jsonl"
 WEIGHTS = "model.safetensors"
 STATEMENT = "statement.md"
+GUARANTEE = "guarantee.json"
 CURVES = "curves.png"
 CHECKPOINTS = "checkpoints"
 KEY = "secret.key"
+VERSION = 2
+"""Version of run folders, in the ledger's first line: from 2 on they hold `guarantee.json`."""
 
 
 def without_clock(path: Path, folder: Path) -> None:

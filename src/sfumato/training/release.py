@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,15 @@ import torch
 
 from sfumato.io.atomic import write_whole
 from sfumato.pictures import curves
-from sfumato.privacy.accounting import accountants
-from sfumato.privacy.accounting.accountants import Step, merge
-from sfumato.privacy.accounting.exposure import Exposure
-from sfumato.privacy.run_statement import Facts, statement
-from sfumato.text import words_in_markdown
-from sfumato.training import files, schedules
-from sfumato.training.classifier import Description, save_weights
-from sfumato.training.initial import parameters, start
+from sfumato.privacy import chapters
+from sfumato.privacy.accounting.accountants import Step
+from sfumato.privacy.guarantee import Guarantee
+from sfumato.training import files
+from sfumato.training.classifier import Description, save_weights, weights_digest
+from sfumato.training.initial import parameters
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import MANY, coarse
-from sfumato.training.recipe_data import split_in_words
+from sfumato.training.run_guarantee import guarantee_of, recipe_digest
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,7 @@ def release(loop: Loop) -> Result:
     _count_plan(loop)
     ledger.sync()
     ledger.check()
-    p = recipe.privacy
-    history = [*loop.plan.before, *ledger.history()] if p.enabled else []
-    spent = {
-        name: accountants.epsilon(history, delta=p.delta, accountant=name)
-        for name in ("pld", "rdp")
-        if p.enabled
-    }
-    seconds = loop.seconds
+    p, seconds, guarantee = recipe.privacy, loop.seconds, _guarantee(loop)
     final: dict[str, Any] = {"final": True, "step": loop.step}
     held_out = loop.dataset.validation is not None
     if part := "test" if recipe.data.test else "validation" if held_out else "":
@@ -92,7 +84,7 @@ def release(loop: Loop) -> Result:
         if loop.average is not None:
             final[f"{part}_accuracy_last"] = loop.accuracy(part, averaged=False)
     if p.enabled:
-        final["epsilon"] = spent[p.accountant]
+        final["epsilon"] = guarantee.spent
     if recipe.exact_metrics:
         final["seconds"] = round(seconds, 3)
     elif loop.step >= MANY:
@@ -106,24 +98,16 @@ def release(loop: Loop) -> Result:
         title=f"{recipe.model.name} on {recipe.data.name}",
         budget=p.epsilon if p.enabled else None,
     )
-    guarantee: dict[str, Any] = {"private": False}
-    if p.enabled:
-        guarantee = {"private": True, "epsilon": spent, "delta": p.delta, "unit": "one image"}
     d = loop.dataset
-    origin = start.Origin.of(ledger.header)
-    seeded = loop.randomness.seeded or origin.seeded
-    own = Exposure(
-        d.name, recipe.data.public, merge(history), spent, p.delta, seeded, also=origin.also,
-        looked=(*schedules.looks(recipe), *origin.looked) if p.enabled else (),
-    )  # fmt: skip
-    guarantee["exposures"] = [e.to_dict() for e in (own, *origin.exposures)]
     description = Description(
         recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
-        guarantee, recipe.training.test_views, recipe.data.bits,
+        guarantee.summary(), recipe.training.test_views, recipe.data.bits,
     )  # fmt: skip
-    text = statement(_facts(loop, spent, origin))
-    with loop.average.applied(loop.model) if loop.average is not None else nullcontext():
+    text = chapters.statement(guarantee)
+    with _averaged(loop):
         save_weights(folder / files.WEIGHTS, loop.model, description, statement=text)
+    content = json.dumps(guarantee.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(folder / files.GUARANTEE, f"{content}\n".encode())
     write_whole(folder / files.STATEMENT, text.encode())
     ledger.close()
     (folder / files.KEY).unlink(missing_ok=True)
@@ -134,13 +118,18 @@ def release(loop: Loop) -> Result:
         folder,
         final.get("test_accuracy"),
         final.get("validation_accuracy"),
-        spent,
+        dict(guarantee.epsilon),
         p.delta,
         p.accountant,
         loop.step,
         seconds,
         loop.not_finite,
     )
+
+
+def _averaged(loop: Loop) -> AbstractContextManager[None]:
+    """The model with the weights that are released, for a while."""
+    return loop.average.applied(loop.model) if loop.average is not None else nullcontext()
 
 
 def _count_plan(loop: Loop) -> None:
@@ -155,39 +144,20 @@ def _count_plan(loop: Loop) -> None:
             loop.ledger.record(number, Step(loop.plan.sampler.rate, sigma))
 
 
-def _facts(loop: Loop, spent: dict[str, float], origin: start.Origin) -> Facts:
-    recipe, plan = loop.recipe, loop.plan
-    p, d = recipe.privacy, loop.dataset
-    return Facts(
-        private=p.enabled,
-        epsilon=spent,
-        budget=p.epsilon,
-        delta=p.delta,
-        accountant=p.accountant,
-        examples=len(d.train),
-        batch=plan.sampler.batch,
-        rate=plan.sampler.rate,
-        steps=loop.ledger.steps,
-        taken=loop.step,
-        noise_multiplier=plan.noise.multiplier,
-        rule=words_in_markdown(loop.rule_in_words()),
-        views=loop.views.total,
-        averaged=loop.average is not None,
-        seeded=loop.randomness.seeded,
-        train_metrics=recipe.training.train_metrics,
-        validation=len(d.validation) if d.validation is not None else 0,
-        data=words_in_markdown(recipe.data.name),
-        public=recipe.data.public,
-        start=words_in_markdown(" ".join([origin.words, parameters.frozen(loop.model)])),
-        exposures=tuple(replace(e, data=words_in_markdown(e.data)) for e in origin.exposures),
-        before=origin.before,
-        before_epsilon=start.spent(recipe, origin),
-        before_seeded=origin.seeded,
-        before_names=tuple(map(words_in_markdown, origin.also)),
-        before_looked=tuple(map(words_in_markdown, origin.looked)),
-        schedule=plan.history(loop.ledger.steps) if plan.schedule else (),
-        looked=schedules.looks(recipe),
-        rates_looked=recipe.optimizer.schedule == "plateau",
-        tuned=words_in_markdown(p.tuned),
-        split=split_in_words(recipe.data),
-    )
+def _guarantee(loop: Loop) -> Guarantee:
+    """The guarantee of what is about to be released: the ledger's, with what the run knows."""
+    d, header = loop.dataset, loop.ledger.header
+    with _averaged(loop):
+        digests = {"recipe": recipe_digest(loop.recipe), "weights": weights_digest(loop.model)}
+    private: dict[str, Any] = {}
+    if loop.recipe.privacy.enabled:
+        held_out = len(d.validation) if d.validation is not None else 0
+        private |= {
+            "clipping": loop.rule_in_words(),
+            "validation": held_out,
+            "checked_at_end": True,
+        }
+    return guarantee_of(
+        loop.recipe, header, loop.ledger.history(), taken=loop.step, digests=digests,
+        data_name=d.name, frozen=parameters.frozen(loop.model), **private,
+    )  # fmt: skip

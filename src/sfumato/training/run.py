@@ -175,6 +175,7 @@ def _resume(
     physical = int(ledger.header.get("physical_batch", 0))
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
     found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous", "noise")}
+    found["version"] = expected["version"]  # Runs of an older version go on in this one.
     # Settings that did not exist when the run began are filled in.
     found["recipe"] = recipe.to_dict()
     changed = differences(found, expected)
@@ -243,7 +244,7 @@ def _header(
 ) -> dict[str, Any]:
     """The first line of the ledger: the mechanism and what it runs on."""
     return {
-        "version": 1,
+        "version": files.VERSION,
         "mechanism": "Poisson-subsampled Gaussian" if recipe.privacy.enabled else "none",
         "relation": "add or remove one example",
         "examples": len(dataset.train),

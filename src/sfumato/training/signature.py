@@ -1,4 +1,4 @@
-"""The signature of a run: who vouches for its ledger, statement, recipe and weights.
+"""The signature of a run: who vouches for its ledger, statement, guarantee, recipe and weights.
 
 The hash chain of a ledger shows that its lines belong together. It cannot show who wrote them:
 whoever can write to the folder can write a consistent ledger anew. A signature (Ed25519) shows that
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     )
 
 SIGNATURE = "signature.json"
-COVERED = (files.LEDGER, files.STATEMENT, files.RECIPE, files.WEIGHTS)
-"""The files that a signature is about."""
+COVERED = (files.LEDGER, files.STATEMENT, files.GUARANTEE, files.RECIPE, files.WEIGHTS)
+"""The files that a signature is about; runs of older versions hold no guarantee.json."""
 
 _PURPOSE = "sfumato run signature, version 1"
 
@@ -77,13 +77,14 @@ def sign(folder: Path, key: Path) -> Path:
     path = folder / SIGNATURE
     if path.exists() or path.is_symlink():
         raise UserError(f"{path} exists already and is left alone: remove it to sign again.")
-    for name in COVERED:
+    covered = _covered(folder)
+    for name in covered:
         if not (folder / name).is_file():
             raise UserError(
                 f"{folder} cannot be signed: it holds no {name}. Give the folder of a finished run."
             )
     private = _private_key(key)
-    digests = {name: _digest(folder / name) for name in COVERED}
+    digests = {name: _digest(folder / name) for name in covered}
     content = {
         "version": 1,
         "algorithm": "ed25519",
@@ -99,7 +100,8 @@ def check(folder: Path, key: Path) -> None:
     """Check that the holder of a key has signed the files of a run as they are now.
 
     Guarantee: Returns only if the signature is of this key over the SHA-256 of the ledger, the
-    statement, the recipe and the weights that the folder holds. No key in the folder is trusted.
+    statement, the guarantee, the recipe and the weights that the folder holds. No key in the
+    folder is trusted.
 
     Raises:
         BadSignature: If the run is not signed, or not so.
@@ -115,12 +117,17 @@ def check(folder: Path, key: Path) -> None:
         raise BadSignature(
             f"{folder / SIGNATURE} was not made with the key of {key}, or was changed."
         ) from None
-    for name in COVERED:
-        if not (folder / name).is_file() or _digest(folder / name) != digests[name]:
+    for name in {*_covered(folder), *digests}:
+        if not (folder / name).is_file() or _digest(folder / name) != digests.get(name):
             raise BadSignature(
                 f"{folder / name} is not the file that was signed: it was changed, replaced or "
                 "removed since."
             )
+
+
+def _covered(folder: Path) -> tuple[str, ...]:
+    there = (folder / files.GUARANTEE).is_file()
+    return COVERED if there else tuple(name for name in COVERED if name != files.GUARANTEE)
 
 
 def _message(digests: dict[str, str]) -> bytes:
@@ -139,7 +146,9 @@ def _read(path: Path) -> tuple[dict[str, str], bytes]:
     try:
         content: Any = json_lines.parse(path.read_bytes())
         digests, text = content["sha256"], content["signature"]
-        if set(digests) != set(COVERED) or not all(isinstance(d, str) for d in digests.values()):
+        if {*digests, files.GUARANTEE} != set(COVERED) or not all(
+            isinstance(d, str) for d in digests.values()
+        ):
             raise ValueError(f"it is not about {', '.join(COVERED)}")
         return dict(digests), base64.b64decode(text, validate=True)
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:

@@ -1,0 +1,289 @@
+"""The privacy statement, rendered from a `Guarantee`: lead, table of numbers, and chapters.
+
+Names and words of users are escaped here: nothing in a guarantee becomes markup of a statement.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from sfumato.privacy import statement as words
+from sfumato.privacy.guarantee import Guarantee
+from sfumato.privacy.statement import filled, upwards
+from sfumato.text import words_in_markdown as escaped
+
+START = "Where the first weights came from"
+ACCOUNTANTS = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
+
+
+def statement(g: Guarantee) -> str:
+    """The whole statement as Markdown."""
+    title = "# Privacy statement"
+    body = [f"## {heading}\n\n{text}" for heading, text in chapters(g).items()]
+    if not g.private:
+        return "\n\n".join([title, _without_privacy(g), *body]) + "\n"
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows(g))
+    warning = words.delta_warning(g.delta, g.examples, unit=g.unit)
+    meaning = words.meaning(g.spent, g.delta, unit=g.unit)
+    parts = [
+        title,
+        _headline(g),
+        filled(f"In plain words: {meaning[0].lower()}{meaning[1:]}"),
+        *([filled(warning)] if warning else []),
+        f"| | |\n|---|---|\n{table}",
+        _composition(g),
+        *([] if g.own_loop else [_covered(g)]),
+        *body,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def epsilon_and_delta(g: Guarantee) -> str:
+    """The two numbers as every statement of sfumato prints them in its first sentence."""
+    return f"**({upwards(g.spent)}, {g.delta:g})-differential privacy**"
+
+
+def chapters(g: Guarantee) -> dict[str, str]:
+    """The chapters of the statement as Markdown, by heading, in order."""
+    start = {START: "\n\n".join(_start(g))} if g.start else {}
+    if not g.private:
+        return start
+    one = {1: g.epsilon["pld"]}
+    return {
+        f"Several {g.unit}s of one person": words.groups(
+            {**one, **g.group_epsilon}, g.delta, g.unit
+        ),
+        "Against whom": words.threat_model(g.unit),
+        **({"Conditions": _conditions(g)} if g.own_loop else {}),
+        **start,
+        "Not covered": "\n".join(f"- {line}" for line in not_covered(g)),
+        "Randomness": _randomness(g),
+        "Versions": ", ".join(f"{name} {value}" for name, value in g.versions.items()),
+    }
+
+
+def rows(g: Guarantee) -> list[tuple[str, str]]:
+    """The guarantee and the mechanism in numbers, a row each."""
+    other = {"pld": "rdp", "rdp": "pld"}[g.accountant]
+    role = "" if g.own_loop else ", which calibrated the run"
+    sampling = (
+        f"Poisson: each {g.unit} in each step with probability q = {g.rate:.6g} "
+        f"(expected batch {g.batch:g})"
+    )
+    found = [
+        ("unit of privacy", f"one {g.unit}"),
+        ("neighbouring relation", g.relation),
+        (f"ε by {ACCOUNTANTS[g.accountant]}{role}", upwards(g.spent, places=4)),
+        (f"ε by {ACCOUNTANTS[other]}, for comparison", upwards(g.epsilon[other], places=4)),
+        *([("budget asked for", f"{g.budget:g}")] if g.budget is not None else []),
+        ("δ", f"{g.delta:g}"),
+        (f"training {g.unit}s N", f"{g.examples}"),
+        ("sampling", sampling),
+        ("steps", steps(g)),
+        ("clipping", escaped(g.clipping)),
+        ("noise multiplier σ", _sigma(g)),
+        (f"views per {g.unit}", f"{g.views}{', averaged before clipping' if g.views > 1 else ''}"),
+    ]
+    if g.start_steps:
+        before = sum(step.count for step in g.start_steps)
+        alone = f"{before}, ε = {upwards(g.start_epsilon, places=4)} alone"
+        found.append(("steps of the start, counted above", alone))
+    return found
+
+
+def steps(g: Guarantee) -> str:
+    """Steps taken, of how many, and how they were counted."""
+    if g.taken < g.counted:
+        return f"{g.taken}, counted as all {g.counted} that were planned"
+    return f"{g.taken} of {g.planned}" if g.taken < (g.planned or 0) else f"{g.taken}"
+
+
+def not_covered(g: Guarantee) -> list[str]:
+    """Everything that epsilon does not count, as Markdown, a sentence or two each."""
+    unit = g.unit
+    if g.own_loop:
+        return [
+            "The number of training examples, the sampling rate, and the shape of the examples. "
+            "They are treated as public.",
+            words.other_releases(unit),
+            words.tuning(escaped(g.tuned), unit=unit),
+            "Losses, accuracies and counts of training batches: they were computed without noise.",
+            words.timing(unit),
+        ]
+    lines = [
+        "What all images decide together, which is treated as public: the number of training "
+        "images, the names of the classes, size and channels of the images, and what follows from "
+        f"these where the recipe leaves it open (batch, steps).{f' {g.split}' if g.split else ''}",
+        words.other_releases(unit),
+        words.tuning(escaped(g.tuned)),
+    ]
+    if g.train_metrics:
+        lines.append(
+            "`metrics.jsonl`, `curves.png` and `tensorboard/`: loss and accuracy in them were "
+            "computed on training batches without noise, and so was the count of examples left out "
+            "of steps, which checkpoints have too; their clock tells how many images steps drew. "
+            "They were asked for (`training.train_metrics`): keep them inside."
+        )
+    if g.validation == 0:
+        lines.append("The test images: accuracies measured on them are exact.")
+    else:
+        held = "Images" if g.validation is None else f"{g.validation} images"
+        lines.append(
+            f"{held} held out for validation, and the test images: they were not trained on, but "
+            "results on them, in `metrics.jsonl` and checkpoints, are exact."
+        )
+    lines += g.looked
+    before = [escaped(sentence) for sentence in g.start_looked if sentence]
+    lines += [f"Of the start's training: {w[0].lower()}{w[1:]}" for w in before]
+    if g.start:
+        lines.append("The choice of the start, if it was made by looking at these images.")
+    return [*lines, words.timing(unit)]
+
+
+def _headline(g: Guarantee) -> str:
+    relation = f"{words.relation(g.unit)} of '{escaped(g.data)}'"
+    if g.own_loop:
+        return (
+            "The noisy gradients that were released, and so all weights made of nothing else, "
+            f"satisfy\n{epsilon_and_delta(g)} with respect to\n{relation}, if the conditions below "
+            "were kept."
+        )
+    return (
+        "The weights in `model.safetensors`, together with all weights that training passed "
+        f"through (those in\ncheckpoints and snapshots), satisfy\n{epsilon_and_delta(g)} with "
+        f"respect to\n{relation}."
+    )
+
+
+def _composition(g: Guarantee) -> str:
+    """How to check epsilon with another library, and what the ledger shows."""
+    events = ", and\n".join(
+        f"{s.count} with q = {s.q!r} and σ = {s.noise_multiplier!r}"
+        for s in (*g.steps, *g.start_steps)
+    )
+    composed = (
+        "To check it with another library, compose Poisson-subsampled Gaussian mechanisms,\n"
+        f"{events or 'none'},\nunder the relation that adds or removes one example."
+    )
+    if g.own_loop:
+        return composed
+    return (
+        "Each step is a Poisson-subsampled Gaussian mechanism. Every step was written to "
+        "`ledger.jsonl`\nbefore anything that depends on it was, and ε is computed from that "
+        f"ledger alone.\n{composed}\nThe ledger's hash chain shows that its lines are consistent, not who "
+        "wrote them;\n`sfumato verify RUN --key FILE` checks a signature."
+    )
+
+
+def _covered(g: Guarantee) -> str:
+    after = [
+        "the optimizer" if g.rates_looked else "the optimizer and its learning rates",
+        *(["the averaging of weights"] if g.averaged else []),
+        "anything done with the weights later",
+    ]
+    said = "Covered at no further cost, because they only use released gradients: "
+    return f"{said}{'; '.join(after)}."
+
+
+def _sigma(g: Guarantee) -> str:
+    if not g.steps:
+        return "none yet"
+    first, last = g.steps[0].noise_multiplier, g.steps[-1].noise_multiplier
+    if g.own_loop or len(g.steps) == 1:
+        return ", ".join(f"{step.noise_multiplier:.6g}" for step in g.steps)
+    return f"{first:.6g} at first, {last:.6g} at last, by a fixed plan"
+
+
+def _conditions(g: Guarantee) -> str:
+    """The conditions that an own loop must have kept."""
+    isolation = ""
+    if not g.checked:
+        isolation = "No example reached another's gradient: checks of the model were turned off."
+    elif not g.checked_at_end:
+        isolation = (
+            "No example reached another's gradient after the last batch that was checked: the "
+            "model was frozen, moved or changed since, so the check at the end was left out."
+        )
+    if isolation:
+        isolation = "\n" + textwrap.fill(f"- {isolation}", 98, subsequent_indent="  ")
+    return f"""The loop was not sfumato's. It must have kept these, which the library cannot see:
+
+- Before each release, the examples of one draw of the sampler were accumulated, each exactly once.
+  A shuffled loader with batches of a fixed size is not such a draw.
+- Nothing else that depends on the examples entered the weights: no statistics for normalising, no
+  buffers, no choice of rates or of the last step by results on them.
+- The draws came from `sampler.draw` with a key that nobody else knows, as it takes by default.
+- The key of the noise was kept from everybody, if it was kept at all.{isolation}"""
+
+
+def _randomness(g: Guarantee) -> str:
+    said = words.randomness(seeded=g.seeded)
+    if g.own_loop and not g.seeded:
+        said = (
+            "The noise comes from the stream cipher ChaCha20 with a key of 256 bits, and no two "
+            "releases of this mechanism have the same noise."
+        )
+    if not g.noise_source and not g.seeded:
+        said = (
+            "This run began with a version of sfumato that did not record where its random numbers "
+            "came from: not all of them come from a cipher."
+        )
+    if g.start_seeded and not g.seeded:
+        said += (
+            " **The noise of the start, however, follows from a seed**: towards people who know "
+            "it, the steps of the start are not private."
+        )
+    rounding = f"\n\n{filled(words.floating_point(g.unit))}" if g.noise_source else ""
+    return f"{filled(said)}{rounding}"
+
+
+def _without_privacy(g: Guarantee) -> str:
+    data = escaped(g.data)
+    if g.public:
+        return (
+            f"**There is no privacy guarantee.** This model was trained without privacy on "
+            f"'{data}', which the user declared to be public. If any of those images is not, "
+            "treat the weights like the images."
+        )
+    return (
+        f"**There is no privacy guarantee.** This model was trained on '{data}' with privacy "
+        "switched off, for comparison. Treat its weights like the training images."
+    )
+
+
+def _start(g: Guarantee) -> list[str]:
+    """Where the first weights came from, and what was treated as public, in paragraphs."""
+    lines = [escaped(g.start)]
+    if g.start_steps:
+        known = " and ".join(f"'{escaped(name)}'" for name in g.start_names)
+        lines.append(
+            "The start was trained with noise on these same images, as the user declared. Its "
+            "steps are counted in ε above."
+            + (f" Some of them were taken on what was then called {known}." if known else "")
+        )
+    for e in g.exposures[1:]:
+        data = escaped(e.data)
+        if e.noisy:
+            cost = ", ".join(f"{upwards(v)} by {k.upper()}" for k, v in e.epsilon.items())
+            seed = ", with noise from a seed" if e.seeded else ""
+            lines.append(
+                f"The start also depends on '{data}', with ε = {cost} at δ = {e.delta:g}{seed}. "
+                "This run released nothing more about those images, provided that none of them is "
+                f"in '{escaped(g.data)}' too, as the user declared."
+            )
+        elif e.drawn:
+            lines.append(
+                f"The start was trained on '{data}': images that a program drew at random, in "
+                "which there is nobody. It depends on no data, and nothing was spent for it."
+            )
+        elif e.public:
+            lines.append(
+                f"**'{data}' was treated as public**, as the user declared: the start was "
+                "trained on it without privacy, and nothing here protects those images."
+            )
+        else:
+            lines.append(
+                f"The start was trained on '{data}' without privacy, and nobody declared it "
+                "public: treat the weights like those images too."
+            )
+    return lines

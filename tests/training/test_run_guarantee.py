@@ -1,0 +1,83 @@
+"""guarantee.json: written beside the statement, and held against ledger, weights and statement."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfumato.privacy import chapters, ledger
+from sfumato.privacy.guarantee import Guarantee
+from sfumato.report.runs import gather
+from sfumato.training import files
+from sfumato.training.classifier import TENSORS, read_weights
+from tiny_run import TINY, train_run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_run(tmp_path_factory.mktemp("runs") / "run", TINY)
+
+
+def stated(folder: Path) -> Guarantee:
+    return Guarantee.from_dict(json.loads((folder / files.GUARANTEE).read_text()))
+
+
+def test_a_run_writes_its_guarantee(trained: Path) -> None:
+    g = stated(trained)
+    header, steps = ledger.read(trained / files.LEDGER)
+    assert g.examples == header["examples"] and g.rate == header["rate"]
+    assert g.counted == len(steps) == g.taken == g.planned == 4
+    assert g.budget == 3.0 and g.spent <= 3.0 and not g.seeded and g.checked_at_end
+    assert (trained / files.STATEMENT).read_text() == chapters.statement(g)
+    content, _ = read_weights(trained / files.WEIGHTS)
+    assert content["guarantee"] == json.loads(json.dumps(g.summary()))
+    assert content[TENSORS] == g.digests["weights"]
+    (run,) = gather([trained])
+    assert run.guarantee == g and not run.problems
+
+
+def test_a_run_without_privacy_writes_one_that_says_so(tmp_path: Path) -> None:
+    folder = train_run(tmp_path / "r", {"privacy.enabled": False})
+    g = stated(folder)
+    assert not g.private and not g.epsilon
+    assert (folder / files.STATEMENT).read_text() == chapters.statement(g)
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "states epsilon": lambda c: c["epsilon"].update(pld=0.5),
+    "states group_epsilon": lambda c: c["group_epsilon"].update({"10": 1.0}),
+    "states delta": lambda c: c.update(delta=1.0001e-5),
+    "states examples": lambda c: c.update(examples=1439),
+    "states steps": lambda c: c["steps"][0].update(count=3),
+    "states seeded": lambda c: c.update(seeded=True),
+    "states views": lambda c: c.update(views=2),
+    "states tuned": lambda c: c.update(tuned="nobody"),
+    "other exposures": lambda c: c["exposures"][0].update(public=True),
+    "another recipe": lambda c: c["digests"].update(recipe="0"),
+    "other weights": lambda c: c["digests"].update(weights="0"),
+    "the statement is not the text": lambda c: c.update(clipping="very much"),
+    "damaged or was edited": lambda c: c.pop("unit"),
+}
+
+
+@pytest.mark.parametrize("words", CHANGES)
+def test_a_changed_guarantee_is_found(trained: Path, tmp_path: Path, words: str) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    content = json.loads((folder / files.GUARANTEE).read_text())
+    CHANGES[words](content)
+    (folder / files.GUARANTEE).write_text(json.dumps(content))
+    (run,) = gather([folder])
+    assert run.guarantee is None
+    assert any(words in problem for problem in run.problems), run.problems
+
+
+def test_a_guarantee_that_was_removed_is_missed(trained: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    (folder / files.GUARANTEE).unlink()
+    (run,) = gather([folder])
+    assert run.guarantee is None and "it was removed" in run.problems[0]
