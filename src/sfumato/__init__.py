@@ -2,8 +2,8 @@
 
     import sfumato
 
-    result = sfumato.train(sfumato.recipes.find("digits"))
-    classifier = sfumato.load(result.folder)
+    run = sfumato.train(sfumato.recipes.find("digits"))
+    run.guarantee.epsilon, run.accuracy, run.classifier.predict(images)
 
 The mechanism alone, for an own training loop, is in `sfumato.privacy`.
 """
@@ -17,22 +17,23 @@ from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato import data, models, privacy, recipes
+    from sfumato.api import open, resume, train
     from sfumato.recipe import Recipe
+    from sfumato.run import Run
     from sfumato.training.classifier import Classifier, load
-    from sfumato.training.release import Result
-    from sfumato.training.run import resume, train
 
     __version__: str
 
 __all__ = [
     "Classifier",
     "Recipe",
-    "Result",
+    "Run",
     "UserError",
     "__version__",
     "data",
     "load",
     "models",
+    "open",
     "privacy",
     "recipes",
     "resume",
@@ -43,9 +44,10 @@ _HOME = {
     "Classifier": "training.classifier",
     "load": "training.classifier",
     "Recipe": "recipe",
-    "Result": "training.release",
-    "resume": "training.run",
-    "train": "training.run",
+    "Run": "run",
+    "open": "api",
+    "resume": "api",
+    "train": "api",
 }
 
 

@@ -63,26 +63,6 @@ def test_a_memory_map_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, inference.probabilities(classifier(), images, batch=4))
 
 
-def test_labels_follow_the_names_not_the_order() -> None:
-    labels = np.array([0, 1, 2, 2])
-    found = inference.align_labels(labels, ("b", "c", "a"), ("a", "b", "c"))
-    assert found.tolist() == [1, 2, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("classes", "words"),
-    [
-        (("a", "b"), "only the model has 'c'"),
-        (("a", "b", "c", "d"), "only the data has 'd'"),
-        (("a", "b", "C"), "only the model has 'c'; only the data has 'C'"),
-        (tuple("abc") + tuple("tuvwxyz"), "'t', 'u', 'v', 'w', 'x' and 2 more"),
-    ],
-)
-def test_other_classes_are_named(classes: tuple[str, ...], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        inference.align_labels(np.zeros(1, dtype=np.int64), classes, ("a", "b", "c"))
-
-
 def write(path: Path, value: int, *, mode: str = "L", size: tuple[int, int] = (4, 6)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, value if mode == "L" else (value,) * len(mode)).save(path)

@@ -12,7 +12,10 @@ import torch
 from cli_result import Run, refused
 from PIL import Image
 
-from sfumato.analysis import open_run, overview, scores, softmax
+from sfumato.analysis import overview, scores, softmax
+from sfumato.analysis.run_access import part_of
+from sfumato.privacy import ledger
+from sfumato.run import Run as OpenedRun
 from sfumato.training import snapshots
 from tiny_run import make_run, train_run
 
@@ -37,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "privacy.accountant": "rdp",
         },
     )
-    model = open_run(folder).network
+    model = OpenedRun(folder).network
     shutil.rmtree(folder / "snapshots", ignore_errors=True)
     for step in (0, 2, 4):
         with torch.no_grad():
@@ -63,8 +66,8 @@ def test_everything_about_a_run(run: Run, trained: Path, tmp_path: Path) -> None
     sigma = json.loads((trained / "ledger.jsonl").read_text().splitlines()[0])["sigma"]
     noise = sigma * 1.0 / 64 * gradients["whole"]["size"] ** 0.5
     assert gradients["whole"]["noise"] == pytest.approx(noise)
-    opened = open_run(trained)
-    _, part = opened.part("validation")
+    opened = OpenedRun(trained)
+    _, part = part_of(opened, "validation")
     again = overview.logits(opened, part, count=24)
     index = np.sort(np.random.default_rng(0).permutation(len(part))[:24])
     assert content["calibration"]["brier"] == scores(softmax(again), part.labels[index]).brier
@@ -182,7 +185,11 @@ def test_an_interruption_shows_what_there_is(
 def test_changed_data_is_noticed(run: Run, trained: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(trained, moved)
-    text = (moved / "recipe.toml").read_text()
-    (moved / "recipe.toml").write_text(text.replace("split_seed = 0", "split_seed = 3"))
+    header, _ = ledger.read(moved / "ledger.jsonl")
+    (moved / "ledger.jsonl").unlink()
+    header["recipe"]["data"]["split_seed"] = 3
+    first = {key: value for key, value in header.items() if key not in ("kind", "previous")}
+    ledger.Ledger.create(moved / "ledger.jsonl", first).close()
     result = run(moved, "--only", "cost")
     assert result.code == 0 and "has changed since training" in result.err
+    assert "recipe.toml was changed after the run began" in result.err

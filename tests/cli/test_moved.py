@@ -11,9 +11,9 @@ import pytest
 from cli_result import Run, refused
 
 from sfumato import recipes
-from sfumato.analysis.image_source import images_of
 from sfumato.training.classifier import load
 from sfumato.training.loop import Loop
+from sfumato.training.recipe_data import images_of
 from tiny_run import train_run
 
 OTHER_PLACE = "--data names another place"

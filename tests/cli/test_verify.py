@@ -189,14 +189,20 @@ def test_a_run_is_what_it_states(sfumato: Run, tmp_path: Path) -> None:
     refused(sfumato("verify", tmp_path / "empty"), "is not a run folder")
 
 
+def test_a_run_of_an_older_version_is_said_to_be_one(sfumato: Run) -> None:
+    result = sfumato("verify", Path(__file__).parents[1] / "written_by_0_1_0" / "finished")
+    assert result.code == 0, result
+    assert "of an older version, which wrote no guarantee.json" in " ".join(result.out.split())
+
+
 CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "δ": lambda c: c["guarantee"].update(delta=1e-9),
+    "delta = 1e-09": lambda c: c["guarantee"].update(delta=1e-9),
     "exposures": lambda c: c["guarantee"].update(exposures=[]),
     "other exposures": lambda c: c["guarantee"]["exposures"][0].update(public=True),
     "exposures of data": lambda c: c["guarantee"]["exposures"][0].update(steps=[]),
     "no digest": lambda c: c.pop("tensors"),
-    "unit": lambda c: c["guarantee"].update(unit="one person"),
-    "by RDP": lambda c: c["guarantee"]["epsilon"].update(rdp=0.1),
+    "unit = 'one person'": lambda c: c["guarantee"].update(unit="one person"),
+    "the weights state epsilon": lambda c: c["guarantee"]["epsilon"].update(rdp=0.1),
 }
 
 

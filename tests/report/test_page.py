@@ -422,7 +422,7 @@ def test_steps_that_were_counted_and_not_taken(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text("\n".join([*others, ended]) + "\n")
     (run,) = gather([folder])
     assert run.guarantee is not None
-    assert (run.steps, run.counted, run.planned) == (12, 60, 60)
+    assert (run.steps, run.guarantee.counted, run.planned) == (12, 60, 60)
     assert ("steps", "12, counted as all 60 that were planned") in chapters.rows(run.guarantee)
     assert "12 steps" in Elements(made(tmp_path, folder)).text
     (half,) = gather([make(tmp_path / "half", steps=60, finished=False)])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import data as datasets
+from sfumato.api import resume, train
 from sfumato.data import Augment, Views
 from sfumato.errors import UserError
 from sfumato.privacy import Randomness, ledger
@@ -28,7 +29,6 @@ from sfumato.training.interrupt import StopRequest
 from sfumato.training.loop import Loop, Stopped
 from sfumato.training.metrics import Metrics
 from sfumato.training.reporter import Silent
-from sfumato.training.run import resume, train
 
 BASE: dict[str, Any] = {
     "model": {"options": {"filters": 3}},

@@ -12,10 +12,10 @@ from short_runs import halves
 from short_runs import recipe as short
 
 from sfumato import recipes
-from sfumato.analysis.opened import open_run
 from sfumato.errors import UserError
 from sfumato.privacy import ledger
 from sfumato.recipe import Recipe
+from sfumato.run import Run
 from sfumato.training import files, snapshots
 from sfumato.training.reporter import Progress, Silent
 from sfumato.training.run import resume, train
@@ -83,7 +83,7 @@ def test_a_run_of_version_0_1_finds_its_split(tmp_path: Path) -> None:
     assert recipes.find(str(path)).data.split_rule == "independent", "a new run is a new run"
     resume(folder, device="cpu")
     assert files.finished(folder)
-    opened = open_run(folder)
+    opened = Run(folder)
     assert opened.recipe.data.split_rule == "stratified"
     assert len(opened.dataset.train) == ledger.read(folder / files.LEDGER)[0]["examples"]
 

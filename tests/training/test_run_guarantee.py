@@ -48,6 +48,44 @@ def test_a_run_without_privacy_writes_one_that_says_so(tmp_path: Path) -> None:
     assert (folder / files.STATEMENT).read_text() == chapters.statement(g)
 
 
+METHODS: dict[str, dict[str, Any]] = {
+    "noise that changes": {"privacy.noise_decay": 2.0, "privacy.clip_decay": 2.0},
+    "adaptive clipping": {"privacy.clipping": "adaptive"},
+    "groups and averages": {
+        "privacy.clipping": "per-layer", "training.average": 0.9, "training.views": 2,
+        "training.self_mix": 1,
+    },
+    "results that decide": {
+        "data.validation": 0.2, "optimizer.schedule": "plateau", "optimizer.patience": 0.1,
+        "optimizer.lr": 1e-9, "training.early_stop": 0.4, "training.steps": 30,
+        "training.diverged": 50.0,
+    },
+    "a frozen part": {"start.train": ["head"], "privacy.tuned": "three **runs**."},
+    "a fixed multiplier": {"privacy.noise_multiplier": 3.0, "privacy.accountant": "rdp"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_guarantee_of_every_method_follows_from_the_ledger(method: str, tmp_path: Path) -> None:
+    folder = train_run(tmp_path / "run", METHODS[method])
+    (run,) = gather([folder])
+    assert run.problems == () and run.guarantee == stated(folder)
+
+
+def test_a_guarantee_counts_the_start(trained: Path, tmp_path: Path) -> None:
+    start = {"start.source": str(trained), "start.same_data": True, "privacy.epsilon": 6.0}
+    folder = train_run(tmp_path / "second", start)
+    (run,) = gather([folder])
+    g = run.guarantee
+    assert run.problems == () and g is not None
+    assert g.start_steps == stated(trained).steps and g.start_epsilon == stated(trained).spent
+    assert stated(trained).spent < g.spent <= 6.0
+    apart = {"start.source": str(folder), "privacy.enabled": False, "start.same_data": None}
+    (bare,) = gather([train_run(tmp_path / "bare", apart)])
+    assert bare.problems == () and bare.guarantee is not None and not bare.guarantee.private
+    assert bare.guarantee.exposures[1].steps == g.exposures[0].steps
+
+
 CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "states epsilon": lambda c: c["epsilon"].update(pld=0.5),
     "states group_epsilon": lambda c: c["group_epsilon"].update({"10": 1.0}),

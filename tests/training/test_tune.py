@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfumato import recipes
+from sfumato.api import train
 from sfumato.errors import UserError
 from sfumato.io.locks import alone
 from sfumato.pictures import tuning as picture
@@ -20,7 +21,6 @@ from sfumato.training import setup
 from sfumato.training import tune as tuning
 from sfumato.training.loop import Loop
 from sfumato.training.proposals import Range, Trial, parse_choice
-from sfumato.training.run import train
 from sfumato.training.tune import lighter, sentence, tune
 
 

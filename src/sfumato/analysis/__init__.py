@@ -1,7 +1,7 @@
 """What a trained classifier does: how good it is, how sure of itself, and what it is like inside.
 
 `evaluate(probabilities(classifier, data.test), data.test.labels, data.classes)` gives scores;
-`analyze(open_run("runs/digits-001"))` gives calibration, curvature, activations, sparsity,
+`analyze(sfumato.open("runs/digits-001"))` gives calibration, curvature, activations, sparsity,
 gradients and cost. Each is a function of its own too: see docs/analysis.md.
 """
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from sfumato.analysis.cost import Cost, cost_of
     from sfumato.analysis.curvature import Hessian, Trace, trace_of
     from sfumato.analysis.gradients import GradientNorms, LayerGradient, gradient_norms
-    from sfumato.analysis.inference import Prediction, align_labels, predict_files, probabilities
-    from sfumato.analysis.opened import OpenRun, open_run
+    from sfumato.analysis.inference import Prediction, predict_files, probabilities
     from sfumato.analysis.overview import Analysis, Effort, analyze
+    from sfumato.analysis.run_access import draw_images, part_of
     from sfumato.analysis.sparsity import Sparsity, l0_eps, sparsity_of
     from sfumato.analysis.spectrum import (
         Ritz,
@@ -55,9 +55,9 @@ _HOME = {
     "cost": ("Cost", "cost_of"),
     "curvature": ("Hessian", "Trace", "trace_of"),
     "gradients": ("GradientNorms", "LayerGradient", "gradient_norms"),
-    "inference": ("Prediction", "align_labels", "predict_files", "probabilities"),
-    "opened": ("OpenRun", "open_run"),
+    "inference": ("Prediction", "predict_files", "probabilities"),
     "overview": ("Analysis", "Effort", "analyze"),
+    "run_access": ("draw_images", "part_of"),
     "sparsity": ("Sparsity", "l0_eps", "sparsity_of"),
     "spectrum": (
         "Ritz", "Spectrum", "exact_spectrum", "lanczos", "spectrum_of", "top_eigenvalues",
@@ -75,7 +75,6 @@ __all__ = [
     "GradientNorms",
     "Hessian",
     "LayerGradient",
-    "OpenRun",
     "Prediction",
     "Reliability",
     "Ritz",
@@ -85,11 +84,11 @@ __all__ = [
     "Trace",
     "activations_of",
     "adaptive_reliability",
-    "align_labels",
     "analyze",
     "brier_score",
     "calibrate",
     "cost_of",
+    "draw_images",
     "evaluate",
     "exact_spectrum",
     "fit_temperature",
@@ -97,7 +96,7 @@ __all__ = [
     "l0_eps",
     "lanczos",
     "negative_log_likelihood",
-    "open_run",
+    "part_of",
     "predict_files",
     "probabilities",
     "reliability",

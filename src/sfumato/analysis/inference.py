@@ -47,28 +47,6 @@ def probabilities(classifier: Classifier, images: ImageSet, *, batch: int = 256)
     return found
 
 
-def align_labels(labels: Array, classes: Sequence[str], wanted: Sequence[str]) -> Array:
-    """Labels of data with `classes`, renumbered for a model with the classes `wanted`.
-
-    Raises:
-        UserError: If the two do not have the same names.
-    """
-    missing = [name for name in wanted if name not in classes]
-    strange = [name for name in classes if name not in wanted]
-    if missing or strange:
-        difference = "; ".join(
-            f"{who} has {_some(names)}"
-            for who, names in (("only the model", missing), ("only the data", strange))
-            if names
-        )
-        raise UserError(
-            f"The data has {len(classes)} classes and the model {len(wanted)}, and their names "
-            f"differ: {difference}. Give data with the model's classes."
-        )
-    number = {name: position for position, name in enumerate(wanted)}
-    return np.array([number[name] for name in classes], dtype=np.int64)[labels]
-
-
 def find_images(paths: Sequence[Path]) -> list[Path]:
     """The files among `paths` as they are, and the images below the folders among them.
 
@@ -173,8 +151,3 @@ def _decoded(
                 yield names, planes
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:5])
-    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,6 +1,6 @@
 """Everything at once: the parts of an analysis of a run, one after another.
 
-    run = open_run("runs/digits-001")
+    run = sfumato.open("runs/digits-001")
     found = analyze(run, parts=["calibration", "curvature"])
     found.to_dict()
 
@@ -25,7 +25,7 @@ from sfumato.analysis.classification import Array
 from sfumato.analysis.cost import Cost, cost_of
 from sfumato.analysis.curvature import Hessian, Trace, trace_of
 from sfumato.analysis.gradients import GradientNorms, gradient_norms
-from sfumato.analysis.opened import OpenRun
+from sfumato.analysis.run_access import at_snapshot, draw_images, mechanism, part_of
 from sfumato.analysis.sparsity import Sparsity, sparsity_of
 from sfumato.analysis.spectrum import EXACT, Spectrum, spectrum_of
 from sfumato.data import ImageSet
@@ -33,6 +33,7 @@ from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError, nearest
 from sfumato.memory import BatchSize, out_of_memory
 from sfumato.privacy.per_example import PerExample
+from sfumato.run import Run
 
 PARTS = ("calibration", "curvature", "activations", "sparsity", "gradients", "cost")
 
@@ -92,7 +93,7 @@ class Analysis:
         missing: By part, why it could not be shown.
     """
 
-    run: OpenRun
+    run: Run
     on: str
     effort: Effort
     calibration: Calibration | None = None
@@ -150,7 +151,7 @@ class Analysis:
 
 
 def analyze(
-    run: OpenRun,
+    run: Run,
     *,
     parts: Sequence[str] = PARTS,
     on: str | None = None,
@@ -159,7 +160,7 @@ def analyze(
     """Measure the parts asked for; one that cannot be measured says why in `missing`.
 
     Args:
-        run: From `open_run`.
+        run: From `sfumato.open`.
         parts: Any of `PARTS`.
         on: `validation`, `test` or `train`; validation if the run has it, else test, if None.
         effort: How much work to spend.
@@ -180,9 +181,9 @@ def check_parts(parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(part for part in PARTS if part in parts)
 
 
-def begin(run: OpenRun, *, on: str | None = None, effort: Effort | None = None) -> Analysis:
+def begin(run: Run, *, on: str | None = None, effort: Effort | None = None) -> Analysis:
     """An analysis with nothing in it yet."""
-    return Analysis(run, run.part(on)[0], effort or Effort())
+    return Analysis(run, part_of(run, on)[0], effort or Effort())
 
 
 def measure(found: Analysis, part: str) -> None:
@@ -197,19 +198,19 @@ def measure(found: Analysis, part: str) -> None:
         found.missing[part] = "there is not enough memory for it: lower --examples."
 
 
-def logits(run: OpenRun, part: ImageSet, *, count: int | None = None, seed: int = 0) -> Array:
+def logits(run: Run, part: ImageSet, *, count: int | None = None, seed: int = 0) -> Array:
     """The network's outputs on images of a part, in bounded memory."""
     return _outputs(run, part, count, seed)[0]
 
 
 @torch.no_grad()
-def _outputs(run: OpenRun, part: ImageSet, count: int | None, seed: int) -> tuple[Array, Array]:
+def _outputs(run: Run, part: ImageSet, count: int | None, seed: int) -> tuple[Array, Array]:
     index = np.arange(len(part))
     if count is not None and count < len(part):
         index = np.sort(np.random.default_rng(seed).permutation(len(part))[:count])
 
     def outputs(some: slice) -> Array:
-        x, _ = run.images(part.take(index[some]), None)
+        x, _ = draw_images(run, part.take(index[some]), None)
         logits: Tensor = run.network(x)
         return logits.cpu().double().numpy()
 
@@ -223,7 +224,7 @@ def _outputs(run: OpenRun, part: ImageSet, count: int | None, seed: int) -> tupl
 
 def _calibration(found: Analysis) -> None:
     run, effort = found.run, found.effort
-    _, part = run.part(found.on)
+    _, part = part_of(run, found.on)
     outputs, labels = _outputs(run, part, effort.examples, effort.seed)
     other = run.dataset.validation
     held_out = None
@@ -291,7 +292,7 @@ def _gradients(found: Analysis) -> None:
     with progress(f"{run.folder.name}: gradients", total, unit="images") as advance:
 
         def one(step: int | None) -> GradientNorms:
-            rule, sigma, batch = run.mechanism(step)
+            rule, sigma, batch = mechanism(run, step)
             return gradient_norms(
                 run.network, x, y, clipping=rule, noise_multiplier=sigma, expected_batch=batch,
                 engine=engine, advance=advance,
@@ -317,8 +318,8 @@ _MEASURES: dict[str, Callable[[Analysis], None]] = {
 
 
 def _images(found: Analysis) -> tuple[Tensor, Tensor]:
-    _, part = found.run.part(found.on)
-    return found.run.images(part, found.effort.examples or EXAMPLES, seed=found.effort.seed)
+    _, part = part_of(found.run, found.on)
+    return draw_images(found.run, part, found.effort.examples or EXAMPLES, seed=found.effort.seed)
 
 
 def _at_snapshots(found: Analysis, part: str, value: Callable[[int], Any]) -> None:
@@ -326,7 +327,7 @@ def _at_snapshots(found: Analysis, part: str, value: Callable[[int], Any]) -> No
     course = found.course.setdefault(part, [])
     for step, path in found.run.snapshots:
         try:
-            with found.run.at(path):
+            with at_snapshot(found.run, path):
                 course.append((step, value(step)))
         except UserError as error:
             note = f"Snapshot of step {step} left out: {error}"

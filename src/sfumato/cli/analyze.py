@@ -15,8 +15,8 @@ from sfumato.errors import UserError
 from sfumato.io import new_file
 
 if TYPE_CHECKING:
-    from sfumato.analysis.opened import OpenRun
     from sfumato.analysis.overview import Analysis, Effort
+    from sfumato.run import Run
 
 
 class On(enum.StrEnum):
@@ -82,25 +82,27 @@ def analyze(
 
 def _open(
     folders: list[Path], data: str | None, root: Path | None, device: str, trust_code: list[str]
-) -> list[OpenRun]:
+) -> list[Run]:
     """All runs, on the same data; what is remarkable about them is said."""
-    from sfumato.analysis.opened import open_run, same_data
+    from sfumato.analysis.run_access import same_data
+    from sfumato.run import Run
     from sfumato.training.devices import pick_device
 
     where = pick_device(device)
     opened = [
-        open_run(folder, data=data, root=root, device=where, trust_code=trust_code)
+        Run(folder, data=data, root=root, device=where, trust_code=trust_code)
         for folder in dict.fromkeys(folders)
     ]
     same_data(opened)
     for run in opened:
+        _ = run.network
         for note in run.notes:
             echo(f"Note: {note}", err=True)
     return opened
 
 
 def _measure(
-    opened: list[OpenRun], parts: tuple[str, ...], on: On | None, effort: Effort
+    opened: list[Run], parts: tuple[str, ...], on: On | None, effort: Effort
 ) -> tuple[list[Analysis], str]:
     """Every part of every run; an interruption keeps what is done and names where it fell."""
     from sfumato.analysis.overview import begin, measure

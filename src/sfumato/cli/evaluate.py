@@ -91,9 +91,9 @@ def _dataset(
 ) -> Dataset:
     """The data asked for, as the model takes it; the run's own exactly as it was in training."""
     from sfumato import recipes
-    from sfumato.analysis.image_source import images_of
     from sfumato.recipe import Recipe
     from sfumato.training.files import RECIPE
+    from sfumato.training.recipe_data import images_of
 
     stated = run.is_dir() and (run / RECIPE).is_file()
     if data is None and not stated:
@@ -118,11 +118,12 @@ def _evaluated(classifier: Classifier, dataset: Dataset, split: Split) -> Evalua
     import numpy as np
 
     from sfumato import analysis
+    from sfumato.data.adapt import align_labels
 
     parts = dataset.parts()
     chosen = list(parts.values()) if split is Split.all else [parts[split]]
     labels = np.concatenate([part.labels for part in chosen])
-    labels = analysis.align_labels(labels, dataset.classes, classifier.classes)
+    labels = align_labels(labels, dataset.classes, classifier.classes)
     found = np.concatenate([analysis.probabilities(classifier, part) for part in chosen])
     return analysis.evaluate(found, labels, classifier.classes)
 

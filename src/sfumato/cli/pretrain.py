@@ -15,7 +15,7 @@ from sfumato.interrupted_import import loading
 from sfumato.training import files
 
 if TYPE_CHECKING:
-    from sfumato.training.release import Result
+    from sfumato.run import Run
     from sfumato.training.reporter import Reporter
 
 
@@ -92,9 +92,9 @@ def pretrain(
     trusted = named_code(trust_code, changes)
 
     with loading():
-        from sfumato.training.run import train
+        from sfumato.api import train
 
-    def go(reporter: Reporter) -> Result:
+    def go(reporter: Reporter) -> Run:
         return train(
             chosen, out=out, root=data_root, device=device, reporter=reporter,
             trust_code=trusted,

@@ -45,22 +45,16 @@ def report(
     The page needs no network and no other file. What cannot be shown, because a run has not
     finished or its data is not here, is said in its place.
     """
-    from sfumato.report.measure import choose, measure
-    from sfumato.report.page import page
+    from sfumato.report.measure import choose
+    from sfumato.report.page import write
     from sfumato.report.runs import gather
     from sfumato.training.devices import pick_device
 
     new_file.check(out)
     chosen = choose(samples)
-    found = gather(runs)
-    measured = measure(
-        found, data=data, root=data_root, device=pick_device(device), samples=chosen,
-        trust_code=trust_code,
+    write(
+        gather(runs), out, title=title, shareable=shareable, data=data, root=data_root,
+        device=pick_device(device), samples=chosen, trust_code=trust_code,
+        note=lambda remark: echo(f"Note: {remark}", err=True),
     )  # fmt: skip
-    for run, result in zip(found, measured, strict=True):
-        for remark in (*run.problems, *([result.missing] if result.missing else [])):
-            echo(f"Note: {run.name}: {remark}", err=True)
-    text = page(found, measured, title=title, shareable=shareable)
-    with new_file.writing(out) as file:
-        file.write(text.encode("utf-8", errors="replace"))
     echo(f"Written: {out}")

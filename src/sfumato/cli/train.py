@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -19,7 +20,7 @@ from sfumato.training import files
 
 if TYPE_CHECKING:
     from sfumato.recipe import Recipe
-    from sfumato.training.release import Result
+    from sfumato.run import Run
     from sfumato.training.reporter import Reporter
 
 OPTIONS = {
@@ -114,10 +115,10 @@ def train(
     trusted = named_code(trust_code, changes)
 
     with loading():
-        from sfumato.training.run import resume as resume_run
-        from sfumato.training.run import train as train_run
+        from sfumato.api import resume as resume_run
+        from sfumato.api import train as train_run
 
-    def go(reporter: Reporter) -> Result:
+    def go(reporter: Reporter) -> Run:
         if chosen is None:
             return resume_run(
                 resume, changes=changes, root=data_root, device=device, reporter=reporter,
@@ -151,7 +152,7 @@ def _streamed(wanted: bool) -> AbstractContextManager[None]:
 
 
 def watch(
-    go: Callable[[Reporter], Result],
+    go: Callable[[Reporter], Run],
     *,
     name: str,
     out: Path | None = None,
@@ -172,9 +173,10 @@ def watch(
         from sfumato.cli.training_progress import console, watched
         from sfumato.training.loop import Stopped
 
+        began = time.monotonic()
         with watched() as reporter:
             try:
-                result = go(reporter)
+                run = go(reporter)
             except Stopped as stopped:
                 console.print(
                     f"Stopped after step {stopped.step}; everything is saved. Go on with:\n"
@@ -183,7 +185,7 @@ def watch(
                     markup=False,
                 )
                 raise typer.Exit(128 + stopped.signal) from None
-        _say_result(result)
+        _say_result(run, time.monotonic() - began)
 
 
 @contextmanager
@@ -252,33 +254,32 @@ def choose(
     return found.replace(changes, options=options)
 
 
-def _say_result(result: Result) -> None:
+def _say_result(run: Run, seconds: float) -> None:
     from sfumato.cli.training_progress import console
     from sfumato.privacy.statement import upwards
 
-    if result.epsilon:
-        other = "rdp" if result.accountant == "pld" else "pld"
-        here, there = (upwards(result.epsilon[n], places=3) for n in (result.accountant, other))
+    g = run.guarantee
+    for problem in run.problems:
+        console.print(f"Note: {problem}", highlight=False, soft_wrap=True, markup=False)
+    if g is None:
+        spent = "cannot be established, for the reason above"
+    elif g.private:
+        other = "rdp" if g.accountant == "pld" else "pld"
+        here, there = (upwards(g.epsilon[name], places=3) for name in (g.accountant, other))
         spent = (
-            f"epsilon {here} at delta {result.delta:g} "
-            f"({result.accountant.upper()}; {there} by {other.upper()})"
+            f"epsilon {here} at delta {g.delta:g} "
+            f"({g.accountant.upper()}; {there} by {other.upper()})"
         )
-    elif result.drawn:
+    elif run.drawn:
         spent = "nothing to protect: every image was drawn by the program"
     else:
         spent = "none: this model is not private"
-    if result.not_finite:
-        console.print(
-            f"[yellow]{result.not_finite}[/] times an example was left out of a step because its "
-            "gradient was not finite.",
-            soft_wrap=True,
-        )
     for name, accuracy in (
-        ("views matched " if result.drawn else "test accuracy ", result.test_accuracy),
-        ("held out      ", result.validation_accuracy),
+        ("views matched " if run.drawn else "test accuracy ", run.accuracy),
+        ("held out      ", run.validation_accuracy),
     ):
         if accuracy is not None:
             console.print(f"{name} [bold]{100 * accuracy:.2f} %[/]", highlight=False)
     console.print(f"privacy        {spent}", highlight=False, soft_wrap=True)
-    console.print(f"time           {result.seconds:.1f} s, {result.steps} steps", highlight=False)
-    console.print(f"files          {result.folder}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"time           {seconds:.1f} s, {run.steps} steps", highlight=False)
+    console.print(f"files          {run.folder}", highlight=False, soft_wrap=True, markup=False)

@@ -11,7 +11,9 @@ from rich.table import Table
 
 from sfumato.privacy import chapters
 from sfumato.privacy.statement import upwards
-from sfumato.report.runs import Run, gather
+from sfumato.report.privacy import steps
+from sfumato.report.runs import gather
+from sfumato.run import Run
 from sfumato.training.files import GUARANTEE
 
 _UNSIGNED = (
@@ -36,8 +38,7 @@ def show(folder: Path, console: Console, key: Path | None = None) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     chained = "consistent: every line follows from the one before"
     table.add_row("ledger", chained if run.header else "–")
-    g = run.guarantee
-    table.add_row("steps", chapters.steps(g) if g else str(run.steps))
+    table.add_row("steps", steps(run))
     for name, value in run.epsilon.items():
         found = f"{upwards(value, places=4)} at δ = {run.recipe.privacy.delta:g}"
         table.add_row(f"ε by {chapters.ACCOUNTANTS[name]}", f"{found}, confirmed by the ledger")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -72,3 +72,47 @@ def resized(images: Array, size: tuple[int, int]) -> Array:
     for index in np.ndindex(images.shape[:2]):
         result[index] = np.asarray(cover(Image.fromarray(np.asarray(images[index])), size))
     return result
+
+
+def align_labels(labels: Array, classes: Sequence[str], wanted: Sequence[str]) -> Array:
+    """Labels of data with `classes`, renumbered for a model with the classes `wanted`.
+
+    Raises:
+        UserError: If the two do not have the same names.
+    """
+    missing = [name for name in wanted if name not in classes]
+    strange = [name for name in classes if name not in wanted]
+    if missing or strange:
+        difference = "; ".join(
+            f"{who} has {_some(names)}"
+            for who, names in (("only the model", missing), ("only the data", strange))
+            if names
+        )
+        raise UserError(
+            f"The data has {len(classes)} classes and the model {len(wanted)}, and their names "
+            f"differ: {difference}. Give data with the model's classes."
+        )
+    number = {name: position for position, name in enumerate(wanted)}
+    return np.array([number[name] for name in classes], dtype=np.int64)[labels]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def renumbered(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
+    """The data set with labels as a model with these classes numbers them."""
+    if dataset.classes == classes:
+        return dataset
+
+    def part(images: ImageSet) -> ImageSet:
+        return ImageSet(images.images, align_labels(images.labels, dataset.classes, classes))
+
+    return replace(
+        dataset,
+        classes=classes,
+        train=part(dataset.train),
+        test=part(dataset.test),
+        validation=None if dataset.validation is None else part(dataset.validation),
+    )

@@ -38,9 +38,10 @@ def statement(g: Guarantee) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def epsilon_and_delta(g: Guarantee) -> str:
-    """The two numbers as every statement of sfumato prints them in its first sentence."""
-    return f"**({upwards(g.spent)}, {g.delta:g})-differential privacy**"
+def headlines(epsilon: float, delta: float) -> tuple[str, str]:
+    """The two numbers as the first sentence of a statement has them, rounded up and to nearest."""
+    end = f", {delta:g})-differential privacy**"
+    return f"**({upwards(epsilon)}{end}", f"**({epsilon:.4g}{end}"
 
 
 def chapters(g: Guarantee) -> dict[str, str]:
@@ -142,15 +143,16 @@ def not_covered(g: Guarantee) -> list[str]:
 
 def _headline(g: Guarantee) -> str:
     relation = f"{words.relation(g.unit)} of '{escaped(g.data)}'"
+    stated, _ = headlines(g.spent, g.delta)
     if g.own_loop:
         return (
             "The noisy gradients that were released, and so all weights made of nothing else, "
-            f"satisfy\n{epsilon_and_delta(g)} with respect to\n{relation}, if the conditions below "
+            f"satisfy\n{stated} with respect to\n{relation}, if the conditions below "
             "were kept."
         )
     return (
         "The weights in `model.safetensors`, together with all weights that training passed "
-        f"through (those in\ncheckpoints and snapshots), satisfy\n{epsilon_and_delta(g)} with "
+        f"through (those in\ncheckpoints and snapshots), satisfy\n{stated} with "
         f"respect to\n{relation}."
     )
 
@@ -170,8 +172,8 @@ def _composition(g: Guarantee) -> str:
     return (
         "Each step is a Poisson-subsampled Gaussian mechanism. Every step was written to "
         "`ledger.jsonl`\nbefore anything that depends on it was, and ε is computed from that "
-        f"ledger alone.\n{composed}\nThe ledger's hash chain shows that its lines are consistent, not who "
-        "wrote them;\n`sfumato verify RUN --key FILE` checks a signature."
+        f"ledger alone.\n{composed}\nThe ledger's hash chain shows that its lines are consistent, "
+        "not who wrote them;\n`sfumato verify RUN --key FILE` checks a signature."
     )
 
 

@@ -19,7 +19,7 @@ from sfumato.privacy.statement import upwards
 from sfumato.report import privacy
 from sfumato.report.detail import without_seed
 from sfumato.report.measure import Measured, disagreement
-from sfumato.report.runs import Run
+from sfumato.run import Run
 from sfumato.text import percent, printable, quoted_markdown
 from sfumato.text import plain_markdown as _plain
 from sfumato.training.files import WEIGHTS
@@ -178,7 +178,7 @@ def _training(run: Run, measured: Measured) -> str:
         ("parameters", "unknown" if measured.parameters is None else f"{measured.parameters:,}"),
         ("optimizer", f"{o.name}, learning rate {o.lr:g}{scaled}, {o.schedule}"),
         ("expected batch", "unknown" if run.batch is None else f"{run.batch:g}"),
-        ("steps", str(run.steps)),
+        ("steps", privacy.steps(run)),
         ("views per image", str(t.views + t.self_mix)),
         ("averaged weights", f"{t.average_kind}, {t.average:g}" if t.average else "no"),
         ("precision", t.precision),

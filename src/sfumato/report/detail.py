@@ -13,7 +13,7 @@ from sfumato.report import privacy as told
 from sfumato.report import results
 from sfumato.report.markup import Child, Safe, details, element, inline, join, markdown, table
 from sfumato.report.measure import Measured, disagreement
-from sfumato.report.runs import Run
+from sfumato.run import Run
 from sfumato.text import NONE, count, percent
 
 

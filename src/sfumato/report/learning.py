@@ -10,7 +10,8 @@ from typing import Any
 from sfumato.privacy.statement import upwards
 from sfumato.report import svg
 from sfumato.report.markup import Safe, details, element, join, table
-from sfumato.report.runs import Run, number
+from sfumato.run import Run
+from sfumato.training.metrics import number
 
 COLOURS = 7
 """Colours of the style sheet; later runs take them again, dashed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +18,16 @@ from PIL import Image
 
 from sfumato import analysis
 from sfumato.analysis.classification import Array, Evaluation
-from sfumato.analysis.image_source import images_of
 from sfumato.analysis.inference import find_images
 from sfumato.data import Dataset
+from sfumato.data.adapt import align_labels
 from sfumato.data.decode import UnreadableError, decode
 from sfumato.errors import UserError
-from sfumato.report.runs import Run
+from sfumato.run import Run
 from sfumato.text import percent
 from sfumato.training import classifier as classifiers
 from sfumato.training.classifier import Classifier
+from sfumato.training.recipe_data import images_of
 
 MOST_SAMPLES = 60
 _SIDE = 96
@@ -135,10 +136,10 @@ def measure(
     runs: Sequence[Run],
     *,
     data: str | None = None,
-    root: Path | None = None,
+    root: str | Path | None = None,
     device: str | torch.device = "cpu",
     samples: Choice | None = None,
-    trust_code: Sequence[str] = (),
+    trust_code: Iterable[str] = (),
 ) -> list[Measured]:
     """Evaluate each run's weights on its own test set, or on that of other data.
 
@@ -161,7 +162,7 @@ def _measured(
     loaded: _Loaded,
     device: str | torch.device,
     samples: Choice | None,
-    trust_code: Sequence[str],
+    trust_code: Iterable[str],
 ) -> Measured:
     if not run.finished:
         return Measured(missing="The run has not finished, so there are no weights to evaluate.")
@@ -177,7 +178,7 @@ def _measured(
         dataset = loaded.of(run, classifier)
         given = "" if loaded.data is None else dataset.name
         found = analysis.probabilities(classifier, dataset.test)
-        labels = analysis.align_labels(dataset.test.labels, dataset.classes, classifier.classes)
+        labels = align_labels(dataset.test.labels, dataset.classes, classifier.classes)
         evaluation = analysis.evaluate(found, labels, classifier.classes)
         if samples is not None and samples.count:
             shown = _of_test(classifier, dataset, found, labels, samples.count)
@@ -191,7 +192,7 @@ def _measured(
 class _Loaded:
     """The data of runs; the last one is kept for the next run."""
 
-    def __init__(self, data: str | None, root: Path | None) -> None:
+    def __init__(self, data: str | None, root: str | Path | None) -> None:
         self.data, self._root = data, root
         self._last: tuple[object, Dataset] | None = None
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from sfumato import version
+from sfumato.io import new_file
 from sfumato.pictures import style
 from sfumato.report import detail, sections
 from sfumato.report.markup import Child, Safe, data_script, element, join
-from sfumato.report.measure import Measured
-from sfumato.report.runs import Run
+from sfumato.report.measure import Measured, measure
+from sfumato.run import Run
 
 _COLOURS = (
     style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY, style.GREY,
@@ -82,6 +84,39 @@ def page(
     )
     html = element("html", {"lang": "en"}, element("head", None, head), document)
     return f"<!doctype html>\n{html}\n"
+
+
+def write(
+    runs: Sequence[Run],
+    path: Path,
+    *,
+    title: str = "",
+    shareable: bool = False,
+    note: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> Path:
+    """Measure runs and write their report as a new file.
+
+    Args:
+        runs: The runs.
+        path: The file.
+        title: As for `page`.
+        shareable: As for `page`.
+        note: Told what is wrong or missing, a sentence each.
+        options: Those of `measure`.
+
+    Raises:
+        UserError: If there is such a file already, or it cannot be written.
+    """
+    new_file.check(path)
+    measured = measure(runs, **options)
+    for run, result in zip(runs, measured, strict=True):
+        for remark in (*run.problems, *([result.missing] if result.missing else [])):
+            note(f"{run.name}: {remark}")
+    text = page(runs, measured, title=title, shareable=shareable)
+    with new_file.writing(path) as file:
+        file.write(text.encode("utf-8", errors="replace"))
+    return path
 
 
 def _title(runs: Sequence[Run]) -> str:

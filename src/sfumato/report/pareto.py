@@ -11,7 +11,7 @@ from sfumato.privacy.statement import upwards
 from sfumato.report import svg
 from sfumato.report.learning import style_of
 from sfumato.report.markup import Safe, element
-from sfumato.report.runs import Run
+from sfumato.run import Run
 
 _NAMED = 5
 """With more runs than this, points bear numbers instead of names."""

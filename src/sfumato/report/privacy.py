@@ -6,8 +6,9 @@ a readable ledger, without an end, or with noise from a seed says so before any 
 
 from __future__ import annotations
 
+from sfumato.privacy import chapters
 from sfumato.privacy.statement import LARGE, delta_warning, factor, meaning, relation, upwards
-from sfumato.report.runs import Run
+from sfumato.run import Run
 from sfumato.text import power
 
 QUOTED = ("Several images of one person", "Against whom", "Where the first weights came from")
@@ -41,6 +42,12 @@ def lead(run: Run) -> str:
         f"The weights satisfy ({upwards(g.spent)}, {delta})-differential privacy with respect to "
         f"{relation(g.unit)} of '{run.data}'. {plainly}"
     )
+
+
+def steps(run: Run) -> str:
+    """Steps taken, of how many, and how they were counted."""
+    g = run.guarantee
+    return chapters.steps(g) if g is not None and g.private else str(run.steps)
 
 
 def warnings(run: Run) -> list[str]:

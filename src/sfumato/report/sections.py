@@ -9,7 +9,8 @@ from sfumato.privacy.statement import upwards
 from sfumato.report import learning, pareto, svg
 from sfumato.report.markup import Child, Safe, details, element, inline, join, table
 from sfumato.report.measure import Measured, disagreement
-from sfumato.report.runs import Run, tasks, together
+from sfumato.report.runs import tasks, together
+from sfumato.run import Run
 from sfumato.text import NONE, count, duration, percent, power
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sfumato import environment, version
-from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe
 from sfumato.reproduce import measures
 from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row, Setting
-from sfumato.training import files, metrics
-from sfumato.training.classifier import load
+from sfumato.run import Run
 from sfumato.training.devices import pick_device
 
 
@@ -29,14 +26,9 @@ def harvest(
     root: Path | None,
 ) -> Entry:
     """What a finished run achieved, read from its own files."""
-    records = metrics.read(folder / files.METRICS)
-    final = next(r for r in reversed(records) if r.get("final"))
-    header, _ = read_ledger(folder / files.LEDGER)
-    classifier = load(folder)
-    guarantee = classifier.description.guarantee
-    private = bool(guarantee.get("private"))
+    run = Run(folder)
+    final, guarantee = run.final, run.verify()
     averaged = "test_accuracy_last" in final
-    speeds = [r["views_per_second"] for r in records if r.get("views_per_second")]
     overrides = {**row.overrides(setting)}
     if recipe.training.precision != Recipe().training.precision:
         overrides["training.precision"] = recipe.training.precision
@@ -50,17 +42,17 @@ def harvest(
         accuracy=final["test_accuracy"],
         accuracy_averaged=final["test_accuracy"] if averaged else None,
         accuracy_last=final["test_accuracy_last"] if averaged else final["test_accuracy"],
-        epsilon={k: round(v, 5) for k, v in guarantee["epsilon"].items()} if private else {},
-        delta=guarantee["delta"] if private else None,
-        accountant=recipe.privacy.accountant if private else "",
-        sigma=header["sigma"],
-        steps=final["step"],
-        examples=header["examples"],
+        epsilon={name: round(value, 5) for name, value in guarantee.epsilon.items()},
+        delta=guarantee.delta if run.private else None,
+        accountant=guarantee.accountant if run.private else "",
+        sigma=run.header["sigma"],
+        steps=run.steps,
+        examples=run.header["examples"],
         minutes=round(final.get("seconds", 0.0) / 60, 3),
-        views_per_second=round(statistics.median(speeds), 1) if speeds else 0.0,
-        parameters=sum(p.numel() for p in classifier.network.parameters()),
+        views_per_second=round(run.views_per_second or 0.0, 1),
+        parameters=sum(p.numel() for p in run.classifier.network.parameters()),
         measures=measures.measure(row.measures, folder, root=root, device=device),
-        curve=curve(records),
+        curve=curve(run.metrics),
         hardware=environment.hardware(pick_device(device)),
         versions=environment.versions(),
         commit=version.commit(),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sfumato.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from sfumato.analysis import OpenRun
+    from sfumato.run import Run
 
 _IMAGES = 2000
 """Test images are enough in this number for a mean to two digits."""
@@ -44,27 +44,29 @@ def measure(
             )
     if not names:
         return {}
-    from sfumato.analysis import open_run
+    from sfumato.run import Run
     from sfumato.training.devices import pick_device
 
-    run = open_run(folder, root=root, device=pick_device(device))
+    run = Run(folder, root=root, device=pick_device(device))
     return {key: number for name in names for key, number in MEASURES[name](run).items()}
 
 
-def activation_norm(run: OpenRun) -> dict[str, float]:
+def activation_norm(run: Run) -> dict[str, float]:
     """Mean l2 norm of the first layer's activations (Papernot et al., 2019, figure 3)."""
     from sfumato.analysis.activations import activations_of, first_activation
+    from sfumato.analysis.run_access import draw_images
 
-    x, _ = run.images(run.dataset.test, _IMAGES)
+    x, _ = draw_images(run, run.dataset.test, _IMAGES)
     first = first_activation(activations_of(run.network, x, bins=1))
     return {} if first is None else {"activation-norm": first.norm}
 
 
-def residuals(run: OpenRun) -> dict[str, float]:
+def residuals(run: Run) -> dict[str, float]:
     """Mean and deviation of V_A before and after ScaleNorm, means over the residual blocks."""
     from sfumato.analysis import activations_of
+    from sfumato.analysis.run_access import draw_images
 
-    x, _ = run.images(run.dataset.test, _IMAGES)
+    x, _ = draw_images(run, run.dataset.test, _IMAGES)
     blocks = activations_of(run.network, x, bins=1).residuals.values()
     found: dict[str, float] = {}
     for path in ("V_A", "V_A^S"):
@@ -74,12 +76,13 @@ def residuals(run: OpenRun) -> dict[str, float]:
     return found
 
 
-def curvature(run: OpenRun) -> dict[str, float]:
+def curvature(run: Run) -> dict[str, float]:
     """Trace and largest eigenvalue of the loss's Hessian (Klause et al., 2022, section 3.1)."""
     from sfumato.analysis import Hessian, top_eigenvalues, trace_of
     from sfumato.analysis.curvature import CHUNK
+    from sfumato.analysis.run_access import draw_images
 
-    x, y = run.images(run.dataset.test, _CURVED)
+    x, y = draw_images(run, run.dataset.test, _CURVED)
     # On a GPU in one piece if it fits, whose graph is kept: twice as fast.
     chunk = _CURVED if run.device.type == "cuda" else CHUNK
     hessian = Hessian(run.network, x, y, chunk=chunk)
@@ -88,7 +91,7 @@ def curvature(run: OpenRun) -> dict[str, float]:
     return {"Hessian trace": trace, "largest eigenvalue": float(values[0])}
 
 
-def calibration(run: OpenRun) -> dict[str, float]:
+def calibration(run: Run) -> dict[str, float]:
     """Brier score (0 to 2) and expected calibration error (Hölzl et al., 2023, section 4.3)."""
     from sfumato.analysis import scores, softmax
     from sfumato.analysis.overview import logits
@@ -98,14 +101,14 @@ def calibration(run: OpenRun) -> dict[str, float]:
     return {"Brier score": found.brier, "ECE": found.ece}
 
 
-def sparsity(run: OpenRun) -> dict[str, float]:
+def sparsity(run: Run) -> dict[str, float]:
     """The share of parameters near zero (Hölzl et al., 2023, figure 3)."""
     from sfumato.analysis import l0_eps
 
     return {"near-zero parameters": l0_eps(run.network.parameters(), eps=_NEAR_ZERO)}
 
 
-MEASURES: dict[str, Callable[[OpenRun], dict[str, float]]] = {
+MEASURES: dict[str, Callable[[Run], dict[str, float]]] = {
     "activation-norm": activation_norm,
     "residuals": residuals,
     "curvature": curvature,

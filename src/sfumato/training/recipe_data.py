@@ -1,16 +1,23 @@
-"""The data set that a recipe names."""
+"""The data set that a recipe names, for training and for looking at a trained model."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from sfumato.data import Dataset, load
 from sfumato.data.catalogue import canonical
 from sfumato.data.split import Rule
 from sfumato.data.subset import subset
 from sfumato.errors import UserError
+from sfumato.recipe import Recipe
 from sfumato.settings import Data
+from sfumato.training import files
+from sfumato.training.initial.start import Origin
 
 
 def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
@@ -61,3 +68,72 @@ def split_in_words(data: Data) -> str:
         "`data.split_rule = stratified`: leaving one out moves others in or out of the training "
         "set, and epsilon does not cover that."
     )
+
+
+def images_of(
+    recipe: Recipe,
+    *,
+    data: str | None = None,
+    root: str | Path | None = None,
+    shape: tuple[int, int, int] | None = None,
+    skip_unreadable: bool = False,
+) -> Dataset:
+    """The run's own data exactly as it was in training, or other data as the model takes it.
+
+    Args:
+        recipe: The run's; other data is split as it says.
+        data: A data set, folder or .npz instead of the run's own.
+        root: Where to look for data sets first.
+        shape: Channels, height and width that the model takes; other data is brought to it. As the
+            recipe says if it is not known.
+        skip_unreadable: Go on without images that cannot be read, even if the recipe does not.
+
+    Raises:
+        UserError: If there is no such data, or it cannot be read.
+    """
+    settings = recipe.data
+    skip_unreadable = skip_unreadable or settings.skip_unreadable
+    if data is None:
+        try:
+            return dataset_of(replace(settings, skip_unreadable=skip_unreadable), root=root)
+        except UserError as error:
+            raise UserError(
+                f"{error} (The run was trained on '{settings.name}'; --data names another place.)"
+            ) from None
+    channels = settings.channels
+    if shape is not None:
+        channels = shape[0] if shape[0] in (1, 3) else None
+    return load(
+        data,
+        root=root,
+        size=settings.size if shape is None else shape[1:],
+        channels=channels,
+        bits=settings.bits,
+        validation=settings.validation,
+        test_fraction=settings.test_fraction,
+        split_seed=settings.split_seed,
+        split_rule=cast(Rule, settings.split_rule),
+        skip_unreadable=skip_unreadable,
+    )
+
+
+def data_tag(key: bytes, dataset: Dataset) -> str:
+    """A name for the data that says nothing about them once the run's key is gone."""
+    return hmac.new(key, dataset.fingerprint().encode(), hashlib.sha256).hexdigest()
+
+
+def changed(folder: Path, recipe: Recipe, header: Mapping[str, Any], dataset: Dataset) -> list[str]:
+    """A note if training images are not those of the ledger, as far as it can still be told."""
+    if "examples" not in header:
+        return []
+    same = int(header["examples"]) == len(dataset.train)
+    seed, key = recipe.training.seed, folder / files.KEY
+    if same and (seed is not None or key.is_file()):
+        own = key.read_bytes() if seed is None else Origin.of(header).seeded_randomness(seed).key
+        same = data_tag(own, dataset) == header.get("data")
+    if same:
+        return []
+    return [
+        f"The data of {folder} has changed since training ({header['examples']} training images "
+        f"then, {len(dataset.train)} now): images held out today may have been trained on."
+    ]

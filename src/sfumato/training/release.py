@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +23,6 @@ from sfumato.training.metrics import MANY, coarse
 from sfumato.training.run_guarantee import guarantee_of, recipe_digest
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a finished run achieved.
-
-    Attributes:
-        folder: The run folder.
-        test_accuracy: Accuracy of the released weights on the test set, used this once; None if the
-            recipe leaves it alone.
-        validation_accuracy: On validation images then, if there are any.
-        epsilon: Spent, by accountant; empty without privacy.
-        delta: As in (epsilon, delta).
-        accountant: The one that calibrated the run.
-        steps: Steps taken.
-        seconds: Training time.
-        not_finite: How often an example was left out because its gradient was not finite.
-        drawn: Whether all images were drawn by the program, so that there is nothing to protect.
-    """
-
-    folder: Path
-    test_accuracy: float | None
-    validation_accuracy: float | None
-    epsilon: dict[str, float]
-    delta: float
-    accountant: str
-    steps: int
-    seconds: float
-    not_finite: int
-    drawn: bool = False
-
-
 def _check_examples(loop: Loop) -> None:
     """Check on real examples, with the weights of the last step, that none reaches another."""
     source = secrets.SystemRandom()
@@ -64,8 +33,11 @@ def _check_examples(loop: Loop) -> None:
     loop.private.check(x, y)
 
 
-def release(loop: Loop) -> Result:
-    """Write the weights, the statement and the curves; use the test set once, or not at all.
+def release(loop: Loop) -> Path:
+    """Write weights, guarantee, statement and curves; use the test set once, or not at all.
+
+    Returns:
+        The run folder.
 
     Raises:
         UserError: The trained model mixes examples; nothing is written.
@@ -114,17 +86,12 @@ def release(loop: Loop) -> Result:
     if not recipe.exact_metrics:
         for path in (*folder.iterdir(), folder):
             files.without_clock(path, folder)
-    return Result(
-        folder,
-        final.get("test_accuracy"),
-        final.get("validation_accuracy"),
-        dict(guarantee.epsilon),
-        p.delta,
-        p.accountant,
-        loop.step,
-        seconds,
-        loop.not_finite,
-    )
+    if loop.not_finite:
+        loop.reporter.say(
+            f"{loop.not_finite} times an example was left out of a step because its gradient was "
+            "not finite."
+        )
+    return folder
 
 
 def _averaged(loop: Loop) -> AbstractContextManager[None]:
@@ -148,7 +115,7 @@ def _guarantee(loop: Loop) -> Guarantee:
     """The guarantee of what is about to be released: the ledger's, with what the run knows."""
     d, header = loop.dataset, loop.ledger.header
     with _averaged(loop):
-        digests = {"recipe": recipe_digest(loop.recipe), "weights": weights_digest(loop.model)}
+        digests = {"recipe": recipe_digest(header), "weights": weights_digest(loop.model)}
     private: dict[str, Any] = {}
     if loop.recipe.privacy.enabled:
         held_out = len(d.validation) if d.validation is not None else 0

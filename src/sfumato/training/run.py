@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import hmac
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,8 +26,8 @@ from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
 from sfumato.training.physical import ROWS, physical_batch
-from sfumato.training.recipe_data import dataset_of
-from sfumato.training.release import Result, release
+from sfumato.training.recipe_data import data_tag, dataset_of
+from sfumato.training.release import release
 from sfumato.training.reporter import Reporter, Silent
 
 
@@ -41,7 +39,7 @@ def train(
     device: str = "auto",
     reporter: Reporter | None = None,
     trust_code: Iterable[str] = (),
-) -> Result:
+) -> Path:
     """Train a new model.
 
     Args:
@@ -52,6 +50,9 @@ def train(
         reporter: Who watches.
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
             from, may name; no other code is imported.
+
+    Returns:
+        The run folder.
     """
     reporter = reporter or Silent()
     trust = files.trust(trust_code)
@@ -111,7 +112,7 @@ def resume(
     device: str = "auto",
     reporter: Reporter | None = None,
     trust_code: Iterable[str] = (),
-) -> Result:
+) -> Path:
     """Go on with an interrupted run, to the same end as if it had not been interrupted.
 
     Guarantee: The recipe, the training data, sigma, C and the sampling rate must be those of the
@@ -127,6 +128,9 @@ def resume(
         reporter: Told about progress.
         trust_code: Modules outside sfumato whose models the run may name; no other code is
             imported, and none from the run folder.
+
+    Returns:
+        The run folder.
     """
     reporter = reporter or Silent()
     folder = Path(folder)
@@ -146,7 +150,7 @@ def _resume(
     device: str,
     reporter: Reporter,
     trust: Trust,
-) -> Result:
+) -> Path:
     moved = changes.get("data.name")
     others = {key: value for key, value in changes.items() if key != "data.name"}
     recipe = _same_recipe(folder, ledger, others)
@@ -213,7 +217,7 @@ def _resume(
         return _go(loop)
 
 
-def _go(loop: Loop) -> Result:
+def _go(loop: Loop) -> Path:
     """Take the steps that are left, then release."""
     plan, recipe = loop.plan, loop.recipe
     if plan.steps < plan.asked:
@@ -227,11 +231,6 @@ def _go(loop: Loop) -> Result:
     with stop_on_signal() as stop:
         loop.run(stop)
     return release(loop)
-
-
-def data_tag(key: bytes, dataset: Dataset) -> str:
-    """A name for the data that says nothing about them once the run's key is gone."""
-    return hmac.new(key, dataset.fingerprint().encode(), hashlib.sha256).hexdigest()
 
 
 def _header(

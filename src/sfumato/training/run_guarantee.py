@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from sfumato.data.catalogue import DRAWN
 from sfumato.errors import UserError
 from sfumato.io import json_lines
 from sfumato.privacy import chapters
@@ -21,16 +22,16 @@ from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.recipe import Recipe
 from sfumato.training import files, schedules
-from sfumato.training.classifier import STATEMENT, TENSORS, statement_digest
+from sfumato.training.classifier import STATEMENT, TENSORS, read_weights, statement_digest
 from sfumato.training.initial.start import Origin, known_as
+from sfumato.training.metrics import number
 from sfumato.training.recipe_data import split_in_words
 
-AGREE = 1e-3
+_AGREE = 1e-3
 """Relative difference up to which two epsilons count as equal."""
 
 _NOT_IN_LEDGER = (
-    "clipping", "validation", "start", "versions", "digests", "taken", "exposures",
-    "checked_at_end",
+    "clipping", "validation", "start", "versions", "digests", "taken", "checked_at_end",
 )  # fmt: skip
 _SENTENCES = ("split", "looked")
 
@@ -66,12 +67,15 @@ def guarantee_of(
         "start": start,
         "taken": counted if taken is None else taken,
         "versions": current_versions(),
-        "digests": {"recipe": recipe_digest(recipe)},
+        "digests": {"recipe": recipe_digest(header)},
         **facts,
     }
     if not p.enabled:
         seeded = t.seed is not None or origin.seeded
-        own = Exposure(named, recipe.data.public, delta=p.delta, seeded=seeded)
+        own = Exposure(
+            named, recipe.data.public, delta=p.delta, seeded=seeded,
+            drawn=recipe.data.name == DRAWN,
+        )  # fmt: skip
         return Guarantee(private=False, exposures=(own, *origin.exposures), **facts)
     facts = {
         "clipping": f"{p.clipping}, C = {p.clip:g}",
@@ -108,13 +112,13 @@ def guarantee_of(
     )
 
 
-def recipe_digest(recipe: Recipe) -> str:
-    """SHA-256 of a recipe's settings, whatever file they are in."""
-    content = json.dumps(recipe.to_dict(), sort_keys=True, ensure_ascii=False)
+def recipe_digest(header: Mapping[str, Any]) -> str:
+    """SHA-256 of the recipe in a ledger's first line, as JSON with sorted keys."""
+    content = json.dumps(header.get("recipe", {}), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def read(folder: Path, header: Mapping[str, Any], *, finished: bool) -> Guarantee | None:
+def _read(folder: Path, header: Mapping[str, Any], *, finished: bool) -> Guarantee | None:
     """The guarantee in a run folder; None in those of versions that wrote none.
 
     Args:
@@ -132,15 +136,65 @@ def read(folder: Path, header: Mapping[str, Any], *, finished: bool) -> Guarante
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}.") from None
         return Guarantee.from_dict(content, where=str(path))
-    number = header.get("version")
-    if finished and type(number) is int and number >= files.VERSION:
+    version = header.get("version")
+    if finished and type(version) is int and version >= files.VERSION:
         raise UserError(
             f"{folder} holds no {files.GUARANTEE}, which runs of this version have: it was removed."
         )
     return None
 
 
-def differences(
+def judged(
+    folder: Path,
+    recipe: Recipe,
+    header: Mapping[str, Any],
+    history: Sequence[Step],
+    *,
+    final: Mapping[str, Any],
+    statement: str,
+) -> tuple[Guarantee | None, list[str]]:
+    """The guarantee of a run folder; None, and the reasons, if it cannot be established.
+
+    *Guarantee:* It follows from the ledger, and every file that states one states the same.
+
+    Args:
+        folder: The run.
+        recipe: Its recipe.
+        header: The ledger's first line; empty without a ledger.
+        history: The ledger's steps.
+        final: The last line of a finished run's metrics; empty before.
+        statement: The text of its statement; empty before.
+    """
+    problems: list[str] = []
+    weights: Mapping[str, Any] = {}
+    stated = None
+    there = (folder / files.WEIGHTS).is_file()
+    try:
+        weights = read_weights(folder / files.WEIGHTS)[0] if there else {}
+    except UserError as error:
+        problems.append(f"{error} No guarantee is stated.")
+    try:
+        stated = _read(folder, header, finished=there and bool(statement))
+    except UserError as error:
+        problems.append(f"{error} No guarantee is stated.")
+    if not header:
+        return None, problems
+    ended, reported = number(final, "step"), number(final, "epsilon")
+    taken = None if ended is None else int(ended)
+    follows = guarantee_of(recipe, header, history, taken=taken)
+    wrong = _differences(follows, stated=stated, weights=weights, statement=statement)
+    if follows.private and reported is not None and not _agree(follows.spent, reported):
+        wrong.append(f"the run reported {reported:.4f} when it ended")
+    cost = f"epsilon {follows.spent:.4f}" if follows.private else "a run without privacy"
+    problems += [
+        f"The ledger comes to {cost}, but {words}: the folder holds files of different runs, or "
+        "one was edited. No guarantee is stated."
+        for words in wrong
+    ]
+    return None if problems else stated or follows, problems
+
+
+def _differences(
     follows: Guarantee,
     *,
     stated: Guarantee | None,
@@ -170,46 +224,29 @@ def differences(
 
 
 def _of_file(stated: Guarantee, follows: Guarantee, weights: Mapping[str, Any]) -> list[str]:
-    a, b = stated.to_dict(), follows.to_dict()
-    skipped = (*_NOT_IN_LEDGER, *(_SENTENCES if stated.versions != follows.versions else ()))
-    found = [
-        f"{files.GUARANTEE} states {name} = {_shown(a[name])} and the ledger {_shown(b[name])}"
-        for name in a
-        if name not in skipped and not _same(a[name], b[name], loose=name.endswith("epsilon"))
-    ]
-    if not _same(_own_first(a["exposures"]), _own_first(b["exposures"])):
-        found.append(f"{files.GUARANTEE} states other exposures of data than the ledger")
-    if not stated.start.startswith(follows.start):
-        found.append(f"{files.GUARANTEE} states another start than the ledger")
-    if stated.digests.get("recipe") != follows.digests["recipe"]:
-        found.append(f"{files.GUARANTEE} holds the digest of another recipe")
-    if weights.get(TENSORS, stated.digests.get("weights")) != stated.digests.get("weights"):
-        found.append(f"{files.GUARANTEE} holds the digest of other weights")
+    skipped = _NOT_IN_LEDGER if _one_version(stated, follows) else (*_NOT_IN_LEDGER, *_SENTENCES)
+    wanted = {k: v for k, v in follows.to_dict().items() if k not in skipped}
+    found = _contradictions(f"{files.GUARANTEE} states", stated.to_dict(), wanted)
+    for what, same in (
+        ("states another start than the ledger", stated.start.startswith(follows.start)),
+        ("holds the digest of another recipe", _same_digest(stated, "recipe", follows.digests)),
+        ("holds the digest of other weights",
+         not weights or _same_digest(stated, "weights", {"weights": weights.get(TENSORS)})),
+    ):  # fmt: skip
+        found += [] if same else [f"{files.GUARANTEE} {what}"]
     return found
 
 
 def _of_weights(weights: Mapping[str, Any], follows: Guarantee) -> list[str]:
-    found = []
+    found, stated = [], weights.get("guarantee")
     if STATEMENT in weights and TENSORS not in weights:
         found.append("the weights hold no digest of their tensors")
-    stated = weights.get("guarantee")
     if not isinstance(stated, dict) or stated.get("private") is not True:
         return [*found, "the weights do not state that they are private"]
-    summary = follows.summary()
-    exposures = summary.pop("exposures")
-    if stated.get("delta", follows.delta) != follows.delta:
-        found.append(f"the weights state δ = {stated['delta']} and the ledger {follows.delta:g}")
-    if stated.get("unit", summary["unit"]) != summary["unit"]:
-        found.append(f"the weights state the unit '{stated['unit']}'")
-    costs = stated.get("epsilon")
-    for name, value in costs.items() if isinstance(costs, dict) else ():
-        if name in follows.epsilon and not _same(value, summary["epsilon"][name], loose=True):
-            found.append(f"the weights state {_shown(value)} by {name.upper()}")
-    if "exposures" not in stated and STATEMENT not in weights:
-        return found  # Older versions did not write them.
-    if not _same(_own_first(stated.get("exposures")), _own_first(exposures)):
-        found.append("the weights state other exposures of data than follow from the ledger")
-    return found
+    wanted = follows.summary()
+    if STATEMENT not in weights:  # Older versions did not write everything.
+        wanted = {name: value for name, value in wanted.items() if name in stated}
+    return found + _contradictions("the weights state", stated, wanted)
 
 
 def _of_statement(
@@ -218,16 +255,43 @@ def _of_statement(
     found = []
     if STATEMENT in weights and weights[STATEMENT] != statement_digest(text):
         found.append("the statement is not the text that the weights hold the digest of")
-    if stated is not None and stated.versions == follows.versions:
+    if stated is not None and _one_version(stated, follows):
         if text != chapters.statement(stated):
             found.append(f"the statement is not the text that follows from {files.GUARANTEE}")
-    elif chapters.epsilon_and_delta(follows) not in text:
-        found.append(f"the statement does not say {chapters.epsilon_and_delta(follows)}")
+        return found
+    # Accountants of other versions may differ in the last digits, but not by more than `_AGREE`.
+    described = weights.get("guarantee") if stated is None else stated.to_dict()
+    costs = described.get("epsilon") if isinstance(described, dict) else None
+    other = costs.get(follows.accountant) if isinstance(costs, dict) else None
+    known = [value for value in (follows.spent, other) if type(value) is float]
+    if not any(said in text for v in known for said in chapters.headlines(v, follows.delta)):
+        found.append(f"the statement does not say {chapters.headlines(known[0], follows.delta)[0]}")
     return found
 
 
-def _own_first(exposures: Any) -> Any:
-    """Exposures without the names and sentences of the first, which the ledger does not hold."""
+def _one_version(a: Guarantee, b: Guarantee) -> bool:
+    """Tell whether two guarantees were made by one version of sfumato, with the same sentences."""
+    return a.versions.get("sfumato") == b.versions.get("sfumato")
+
+
+def _same_digest(stated: Guarantee, name: str, wanted: Mapping[str, Any]) -> bool:
+    return stated.digests.get(name) == wanted[name]
+
+
+def _contradictions(who: str, stated: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Fields that are not as wanted; the names of the first exposure are not in the ledger."""
+    found = []
+    for name, b in wanted.items():
+        a = stated.get(name)
+        if name == "exposures":
+            if not _same(_unnamed(a), _unnamed(b)):
+                found.append(f"{who} other exposures of data than the ledger")
+        elif not _same(a, b, loose=name.endswith("epsilon")):
+            found.append(f"{who} {name} = {_shown(a)} and the ledger {_shown(b)}")
+    return found
+
+
+def _unnamed(exposures: Any) -> Any:
     if not isinstance(exposures, list) or not exposures or not isinstance(exposures[0], dict):
         return None
     named = ("data", "also", "looked")
@@ -235,20 +299,19 @@ def _own_first(exposures: Any) -> Any:
 
 
 def _same(a: Any, b: Any, *, loose: bool = False) -> bool:
+    """Tell whether plain values are equal; loosely, epsilons may differ by rounding or be fewer."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(
-            _same(a[key], b[key], loose=loose or key == "epsilon") for key in a
-        )
+        keys = a.keys() <= b.keys() if loose else a.keys() == b.keys()
+        return keys and all(_same(a[key], b[key], loose=loose or key == "epsilon") for key in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(_same(x, y, loose=loose) for x, y in zip(a, b, strict=True))
     if loose and all(type(value) in (int, float) for value in (a, b)):
-        return agree(a, b)
+        return _agree(a, b)
     return type(a) is type(b) and bool(a == b)
 
 
-def agree(a: float, b: float) -> bool:
-    """Tell whether two epsilons are equal but for rounding."""
-    return bool(a == b or abs(a - b) <= AGREE * abs(b))
+def _agree(a: float, b: float) -> bool:
+    return bool(a == b or abs(a - b) <= _AGREE * abs(b))
 
 
 def _shown(value: Any) -> str:

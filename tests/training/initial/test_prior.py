@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sfumato import starts
+from sfumato.api import resume, train
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.ledger import read as read_ledger
@@ -29,7 +30,6 @@ from sfumato.training.initial.contrast import Projection, contrast
 from sfumato.training.loop import Stopped
 from sfumato.training.metrics import read
 from sfumato.training.reporter import Progress, Silent
-from sfumato.training.run import resume, train
 
 SMALL: dict[str, Any] = {
     "data.size": 8,

@@ -21,6 +21,7 @@ from short_runs import halves, recipe
 from torch import nn
 
 from sfumato import data, models
+from sfumato.api import resume, train
 from sfumato.data.imageset import Dataset, ImageSet
 from sfumato.data.subset import subset
 from sfumato.errors import UserError
@@ -37,7 +38,6 @@ from sfumato.training.classifier import Description, load, save_weights
 from sfumato.training.initial import parameters, start
 from sfumato.training.loop import Loop, Stopped
 from sfumato.training.recipe_data import dataset_of
-from sfumato.training.run import resume, train
 
 DONOR_NOISE = 3.0
 

@@ -30,7 +30,6 @@ from sfumato.training import checkpoint, files
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.initial.prior_loop import CLASSES, Prior
 from sfumato.training.interrupt import stop_on_signal
-from sfumato.training.release import Result
 from sfumato.training.reporter import Reporter
 
 _KNOWN = (
@@ -54,7 +53,7 @@ def train(
     device: torch.device,
     reporter: Reporter,
     trust: Trust,
-) -> Result:
+) -> Path:
     """Train a new start.
 
     Args:
@@ -88,7 +87,7 @@ def resume(
     device: torch.device,
     reporter: Reporter,
     trust: Trust,
-) -> Result:
+) -> Path:
     """Go on with one that was interrupted."""
     state, damaged = checkpoint.latest(folder / files.CHECKPOINTS)
     for path in damaged:
@@ -130,7 +129,7 @@ def _means(known: str, name: str) -> bool:
     return name.startswith(known) if known.endswith(".") else name == known
 
 
-def _go(prior: Prior, ledger: Ledger) -> Result:
+def _go(prior: Prior, ledger: Ledger) -> Path:
     """Take the steps that are left, then release."""
     with stop_on_signal() as stop:
         prior.run(stop)
@@ -146,7 +145,7 @@ def _go(prior: Prior, ledger: Ledger) -> Result:
         save_weights(folder / files.WEIGHTS, model, _description(prior))
     write_whole(folder / files.STATEMENT, _statement(prior, accuracy).encode())
     (folder / files.KEY).unlink(missing_ok=True)
-    return Result(folder, accuracy, None, {}, 0.0, "", prior.step, seconds, 0, drawn=True)
+    return folder
 
 
 def _description(prior: Prior) -> Description:
