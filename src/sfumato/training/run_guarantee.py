@@ -275,7 +275,7 @@ def _one_version(a: Guarantee, b: Guarantee) -> bool:
 
 
 def _same_digest(stated: Guarantee, name: str, wanted: Mapping[str, Any]) -> bool:
-    return stated.digests.get(name) == wanted[name]
+    return bool(stated.digests.get(name) == wanted[name])
 
 
 def _contradictions(who: str, stated: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
