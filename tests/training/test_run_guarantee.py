@@ -41,6 +41,17 @@ def test_a_run_writes_its_guarantee(trained: Path) -> None:
     assert run.guarantee == g and not run.problems
 
 
+def test_a_script_without_sfumato_comes_to_the_same_epsilon(trained: Path) -> None:
+    """The script is that of the documentation."""
+    text = (Path(__file__).parents[2] / "docs" / "guarantee.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    path = f'"{trained / files.GUARANTEE}"'
+    shown: list[float] = []
+    names = {"print": lambda *values: shown.extend(values)}
+    exec(code.replace('"runs/digits-001/guarantee.json"', path), names)
+    assert shown[0] == pytest.approx(shown[1], rel=1e-2)
+
+
 def test_a_run_without_privacy_writes_one_that_says_so(tmp_path: Path) -> None:
     folder = train_run(tmp_path / "r", {"privacy.enabled": False})
     g = stated(folder)
@@ -96,8 +107,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "states views": lambda c: c.update(views=2),
     "states tuned": lambda c: c.update(tuned="nobody"),
     "other exposures": lambda c: c["exposures"][0].update(public=True),
-    "another recipe": lambda c: c["digests"].update(recipe="0"),
-    "other weights": lambda c: c["digests"].update(weights="0"),
+    "digest of the recipe": lambda c: c["digests"].update(recipe="0"),
+    "digest of the weights": lambda c: c["digests"].update(weights="0"),
     "the statement is not the text": lambda c: c.update(clipping="very much"),
     "damaged or was edited": lambda c: c.pop("unit"),
 }
