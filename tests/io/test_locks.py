@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from sfumato.errors import UserError
-from sfumato.io import locks
+from sfumato.io import json_lines, locks
 from sfumato.io.locks import InUse, alone
+from sfumato.privacy import ledger
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
@@ -118,3 +119,30 @@ def test_waiting_for_another(tmp_path: Path) -> None:
         order.append("first")
     waiting.join(10)
     assert order == ["first", "second"]
+
+
+def test_lines_of_two_writers_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+
+    def write(name: str) -> None:
+        for number in range(20):
+            json_lines.append(path, f'"{name}{number}"')
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    found = [line for _, line in json_lines.read(path)]
+    assert sorted(found) == sorted(f'"{name}{number}"' for name in "ab" for number in range(20))
+    assert os.listdir(tmp_path) == ["lines.jsonl"]
+
+
+def test_a_ledger_is_open_once_and_can_be_read_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with ledger.Ledger.create(path, {"examples": 3}):
+        with pytest.raises(InUse, match="is in use"):
+            ledger.Ledger.open(path)
+        assert ledger.read(path)[0]["examples"] == 3
+    ledger.Ledger.open(path).close()
+    assert os.listdir(tmp_path) == ["ledger.jsonl"]
