@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,51 +76,77 @@ def bench(
 
     where = devices.pick_device(device, precision or "auto")
     kind = where.type
-    dtype = precision or devices.precision("auto", where)
-    ks, sizes = _numbers("--views", views), _numbers("--rows", rows)
+    names = [name.strip() for name in models.split(",")] if models else []
+    asked = Asked(
+        kind, precision or devices.precision("auto", where), names,
+        _numbers("--views", views), _numbers("--rows", rows), physical,
+    )  # fmt: skip
     if profile is not None:
         if resume:
             raise UserError("--profile has nothing to resume: leave --resume out.")
-        size = sizes[0] if sizes else (2048 if kind == "cuda" else 64)
-        k = ks[0] if ks else 1
-        [case] = known.choose(
-            kind, precision=dtype, names=[profile], views=[k], rows=[size], physical=physical
-        )
-        _profile(case, where, out)
+        _profile(asked.profiled(profile), where, out)
         return
     if cold:
         import torch._inductor.config
 
         torch._inductor.config.force_disable_caches = True
-    names = [name.strip() for name in models.split(",")] if models else []
-    if scaling:
-        wanted = known.scaling(
-            kind,
-            model=names[0] if names else None,
-            rows=sizes[0] if sizes else None,
-            views=ks[0] if ks else None,
-            precision=dtype,
-        )
-    else:
-        wanted = known.choose(
-            kind, precision=dtype, names=names, views=ks, rows=sizes, physical=physical
-        )
     if against is None:
         beside = ["not-private"] if scaling else known.default_contenders(kind)
     else:
         beside = [] if against == "none" else [name.strip() for name in against.split(",")]
     _measure(
-        wanted,
-        known.check_contenders(beside),
-        where,
-        steps=steps or (20 if kind == "cuda" else 5),
-        seconds=10.0 if steps is None else 0.0,
-        warmup=warmup or (3 if kind == "cuda" else 1),
-        minutes=minutes,
-        out=out,
-        resume=resume,
+        asked.cases(scaling=scaling), known.check_contenders(beside), where,
+        steps=steps or (20 if kind == "cuda" else 5), seconds=10.0 if steps is None else 0.0,
+        warmup=warmup or (3 if kind == "cuda" else 1), minutes=minutes, out=out, resume=resume,
         picture=picture,
-    )
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The cases that were asked for.
+
+    Attributes:
+        kind: Kind of device.
+        precision: Precision.
+        names: Models; all with targets if none.
+        views: Views per example.
+        rows: Rows at once.
+        physical: Physical batches per update.
+    """
+
+    kind: str
+    precision: str
+    names: list[str]
+    views: list[int]
+    rows: list[int]
+    physical: int | None
+
+    def cases(self, *, scaling: bool) -> list[Case]:
+        """The cases to measure: curves over sizes, or the models by themselves."""
+        from sfumato.bench import cases as known
+
+        if not scaling:
+            return known.choose(
+                self.kind, precision=self.precision, names=self.names, views=self.views,
+                rows=self.rows, physical=self.physical,
+            )  # fmt: skip
+        first = next(iter(self.names), None)
+        return known.scaling(
+            self.kind, model=first, rows=next(iter(self.rows), None),
+            views=next(iter(self.views), None), precision=self.precision,
+        )  # fmt: skip
+
+    def profiled(self, model: str) -> Case:
+        """The case whose time is split up."""
+        from sfumato.bench import cases as known
+
+        size = self.rows[0] if self.rows else (2048 if self.kind == "cuda" else 64)
+        [case] = known.choose(
+            self.kind, precision=self.precision, names=[model],
+            views=[self.views[0] if self.views else 1], rows=[size], physical=self.physical,
+        )  # fmt: skip
+        return case
 
 
 def _numbers(option: str, text: str | None) -> list[int]:

@@ -16,7 +16,7 @@ from sfumato.errors import UserError
 if TYPE_CHECKING:
     from sfumato.reproduce.results_file import Entry
     from sfumato.reproduce.row import Row, Setting
-    from sfumato.reproduce.runner import Outcome
+    from sfumato.reproduce.runner import Job, Outcome, Runner
     from sfumato.training.reporter import Reporter
 
 
@@ -78,47 +78,53 @@ def reproduce(
         _render(results, docs)
         return
 
-    from sfumato.cli.training_progress import console
     from sfumato.reproduce.runner import Clock, Runner
+
+    runner = Runner(
+        results=results, runs=runs, root=data_root, device=device, precision=precision,
+        clock=Clock(budget_minutes), watch=_watch, say=_say,
+    )  # fmt: skip
+    jobs = runner.missing(rows, seeds=seeds, settings=chosen, part=parse_part(part))
+    if not jobs:
+        named = ", ".join(what)
+        _say(f"Nothing is missing: {named} has {seeds} seeds of everything. --seeds asks for more.")
+        return
+    _run(runner, jobs, results, docs)
+
+
+def _say(message: str) -> None:
+    from sfumato.cli.training_progress import console
+
+    console.print(message, soft_wrap=True, markup=False)
+
+
+def _run(runner: Runner, jobs: list[Job], results: Path, docs: Path) -> None:
+    """Run what is missing, and write the tables after each run.
+
+    Raises:
+        typer.Exit: A run failed, or was stopped.
+    """
+    from sfumato.reproduce.tables import check_own, render
     from sfumato.training.loop import Stopped
-
-    def say(message: str) -> None:
-        console.print(message, soft_wrap=True, markup=False)
-
-    from sfumato.reproduce.tables import check_own
-    from sfumato.reproduce.tables import render as render_pages
 
     written: set[Path] = set()
 
     def after(entry: Entry) -> None:
-        _say_entry(entry, say)
-        written.update(render_pages(results, docs, only=entry.paper))
+        _say_entry(entry, _say)
+        written.update(render(results, docs, only=entry.paper))
 
-    runner = Runner(
-        results=results,
-        runs=runs,
-        root=data_root,
-        device=device,
-        precision=precision,
-        clock=Clock(budget_minutes),
-        watch=_watch,
-        say=say,
-    )
-    jobs = runner.missing(rows, seeds=seeds, settings=chosen, part=parse_part(part))
-    if not jobs:
-        named = ", ".join(what)
-        say(f"Nothing is missing: {named} has {seeds} seeds of everything. --seeds asks for more.")
-        return
     check_own(docs)
     try:
         outcome = runner.run(jobs, after=after)
     except Stopped as stopped:
-        say(f"Stopped after step {stopped.step} of {stopped.folder}; everything is saved. The same "
-            "command goes on from there.")  # fmt: skip
+        _say(
+            f"Stopped after step {stopped.step} of {stopped.folder}; everything is saved. The same "
+            "command goes on from there."
+        )
         raise typer.Exit(128 + stopped.signal) from None
-    _say_outcome(outcome, len(jobs), say)
+    _say_outcome(outcome, len(jobs), _say)
     if written:
-        say(f"Tables and figures: {docs}")
+        _say(f"Tables and figures: {docs}")
     if outcome.failed:
         raise typer.Exit(1)
 

@@ -38,6 +38,12 @@ OPTIONS = {
 """The options that stand for a setting."""
 
 
+_FROM_RUN = (
+    "--resume RUN takes the recipe and the folder from the run: leave them away. (--data says "
+    "where its images are now.)"
+)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(train)
@@ -103,10 +109,7 @@ def train(
     given = {key: value for key, value in named.items() if value is not None}
     changes |= given
     if resume is not None and (recipe is not None or out is not None):
-        raise UserError(
-            "--resume RUN takes the recipe and the folder from the run: leave them away. (--data "
-            "says where its images are now.)"
-        )
+        raise UserError(_FROM_RUN)
     chosen = None if resume is not None else choose(recipe, data, changes, given)
     if chosen is not None and not chosen.privacy.enabled:
         _check_no_budget(changes, "--no-privacy" if no_privacy else f"The recipe '{chosen.name}'")
@@ -115,18 +118,13 @@ def train(
     trusted = named_code(trust_code, changes)
 
     with loading():
-        from sfumato.api import resume as resume_run
-        from sfumato.api import train as train_run
+        from sfumato import api
+    options: Any = {"root": data_root, "device": device, "trust_code": trusted}
 
     def go(reporter: Reporter) -> Run:
         if chosen is None:
-            return resume_run(
-                resume, changes=changes, root=data_root, device=device, reporter=reporter,
-                trust_code=trusted,
-            )  # fmt: skip
-        return train_run(
-            chosen, out=out, root=data_root, device=device, reporter=reporter, trust_code=trusted
-        )
+            return api.resume(resume, changes=changes, reporter=reporter, **options)
+        return api.train(chosen, out=out, reporter=reporter, **options)
 
     with _streamed(tensorboard):
         watch(go, name=chosen.name if chosen else "", out=out, resumed=resume, trusted=trusted)

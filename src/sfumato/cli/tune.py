@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,9 @@ from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sfumato.recipe import Recipe
     from sfumato.training.proposals import Trial
 
 
@@ -58,14 +63,8 @@ def tune(
     with validation images; the test set is not looked at. What is chosen so is not covered by
     epsilon: the sentence printed at the end belongs into the recipe, so that the statement says it.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     from sfumato.cli.training_progress import console, watched
-    from sfumato.pictures import tuning as picture
-    from sfumato.privacy.statement import upwards
-    from sfumato.recipe import parse_setting, setting_text
-    from sfumato.report.runs import gather, share_seed, together
+    from sfumato.recipe import parse_setting
     from sfumato.training import tune as tuning
     from sfumato.training.loop import Stopped
     from sfumato.training.proposals import parse_choices
@@ -96,12 +95,71 @@ def tune(
     except Stopped as stopped:
         console.print("Stopped; the same command goes on from here.")
         raise typer.Exit(128 + stopped.signal) from None
+    _show(found, Asked(chosen, out, cheaper, data_root), others)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The search that was asked for.
+
+    Attributes:
+        recipe: The recipe that is tuned.
+        out: The folder of the runs.
+        cheaper: Divisor of batch and noise.
+        root: Where to look for data sets first.
+    """
+
+    recipe: Recipe
+    out: Path
+    cheaper: int
+    root: Path | None
+
+
+def _show(found: Sequence[Trial], asked: Asked, others: Sequence[str]) -> None:
+    """Print and draw the runs that have ended, with what they spend together and the best."""
+    from sfumato.cli.training_progress import console
+    from sfumato.pictures import tuning as picture
+
     if not found:
-        words = f"No run of {out} has ended yet; the same command shows them once they have."
+        words = f"No run of {asked.out} has ended yet; the same command shows them once they have."
         console.print(words, markup=False)
         return
     ranked = sorted(found, key=lambda trial: -trial.accuracy)
-    names = list(tuning.tried_of(found))
+    console.print(_table(ranked))
+    path = asked.out / "trials.png"
+    picture.draw(
+        [t.settings for t in found], [t.accuracy for t in found], path,
+        title=f"{len(found)} runs of {asked.recipe.name}",
+    )  # fmt: skip
+    if missing := set(others) - {trial.folder for trial in found}:
+        _say(
+            f"\nOther processes are still at {len(missing)} of the runs: the same command says "
+            "what is best, and what belongs into the statement, once they have ended."
+        )
+        return
+    if words := _spending(found, asked):
+        _say(words)
+    if ranked[0].note:
+        console.print("\nEvery run diverged: try lower rates.")
+        return
+    _say(_best(found, ranked[0], asked, path), markup=False)
+
+
+def _say(words: str, *, markup: bool = True) -> None:
+    from sfumato.cli.training_progress import console
+
+    console.print(words, highlight=False, soft_wrap=True, markup=markup)
+
+
+def _table(ranked: Sequence[Trial]) -> Table:
+    """A row for each run, the best first."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from sfumato.privacy.statement import upwards
+    from sfumato.training import tune as tuning
+
+    names = list(tuning.tried_of(ranked))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in (*names, "held out", "ε of the run", "seconds", "run"):
         table.add_column(name, justify="left" if name in (*names, "run") else "right")
@@ -110,56 +168,46 @@ def tune(
         result = "diverged" if trial.note else f"{100 * trial.accuracy:.2f} %"
         values = [str(trial.settings.get(name, "")) for name in names]
         seconds = "–" if trial.seconds is None else f"{trial.seconds:.0f}"
-        cells = (*values, result, spent, seconds, trial.folder)
-        table.add_row(*map(Text, cells))
-    console.print(table)
-    path = out / "trials.png"
-    picture.draw(
-        [t.settings for t in found], [t.accuracy for t in found], path,
-        title=f"{len(found)} runs of {chosen.name}",
-    )  # fmt: skip
-    if missing := set(others) - {trial.folder for trial in found}:
-        console.print(
-            f"\nOther processes are still at {len(missing)} of the runs: the same command says "
-            "what is best, and what belongs into the statement, once they have ended.",
-            highlight=False,
-            soft_wrap=True,
-        )
-        return
-    runs = gather([out / trial.folder for trial in found])
+        table.add_row(*map(Text, (*values, result, spent, seconds, trial.folder)))
+    return table
+
+
+def _spending(found: Sequence[Trial], asked: Asked) -> str:
+    """A sentence about what the runs give away together, or empty."""
+    from sfumato.privacy.statement import upwards
+    from sfumato.report.runs import gather, share_seed, together
+
+    runs = gather([asked.out / trial.folder for trial in found])
     if bare := [run for run in runs if not run.private]:
-        console.print(
+        return (
             f"\n{len(bare)} of these runs are not private: there is no bound on what they give "
-            "away, nor on what choosing by them does.",
-            highlight=False,
-            soft_wrap=True,
+            "away, nor on what choosing by them does."
         )
-    elif share_seed(runs):
-        console.print(
+    if share_seed(runs):
+        return (
             "\nThese runs have one seed, and so the same noise, which cancels between them: there "
-            "is no bound on what they give away together. Make none of them known but one.",
-            highlight=False,
-            soft_wrap=True,
+            "is no bound on what they give away together. Make none of them known but one."
         )
-    elif (total := together(runs)) is not None:
-        console.print(
-            f"\nTogether these runs spend epsilon {upwards(total, places=3)} at delta "
-            f"{chosen.privacy.delta:g} (PLD) on the images that they were trained on. Those held "
-            "out are not covered.",
-            highlight=False,
-            soft_wrap=True,
-        )
-    if ranked[0].note:
-        console.print("\nEvery run diverged: try lower rates.")
-        return
+    if (total := together(runs)) is None:
+        return ""
+    return (
+        f"\nTogether these runs spend epsilon {upwards(total, places=3)} at delta "
+        f"{asked.recipe.privacy.delta:g} (PLD) on the images that they were trained on. Those held "
+        "out are not covered."
+    )
+
+
+def _best(found: Sequence[Trial], best: Trial, asked: Asked, picture: Path) -> str:
+    """The options of the best run, and the sentence that belongs into its statement."""
+    from sfumato.recipe import setting_text
+    from sfumato.training import tune as tuning
+
     options = " ".join(
         f"--set {shlex.quote(f'{key}={setting_text(value)}')}"
-        for key, value in ranked[0].settings.items()
+        for key, value in best.settings.items()
     )
-    words = shlex.quote(tuning.sentence(found, chosen, cheaper=cheaper, root=data_root))
-    console.print(
-        f"\nBest: {options}\nFor the statement: --set privacy.tuned={words}\nPicture: {path}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
+    sentence = tuning.sentence(found, asked.recipe, cheaper=asked.cheaper, root=asked.root)
+    return (
+        f"\nBest: {options}\nFor the statement: --set privacy.tuned={shlex.quote(sentence)}\n"
+        f"Picture: {picture}"
     )

@@ -37,11 +37,14 @@ class DrawCount:
         """The count with one more physical batch.
 
         Raises:
-            UserError: There are too many examples, or one comes twice.
+            UserError: There are too many examples, or one comes twice or in part.
             RuntimeError: The sampler is another one than that of the batches before.
         """
         if self.sampler is not None and self.sampler != sampler:
             raise RuntimeError("the sampler was changed between accumulate and release")
+        own = weights.weights if isinstance(weights, PhysicalBatch) else weights
+        if own is not None:
+            _check_weights(own, y)
         known, seen = True, self.seen
         if isinstance(weights, PhysicalBatch):
             more = weights.drawn
@@ -98,7 +101,7 @@ def _marked(seen: Tensor | None, indices: Tensor, examples: int) -> Tensor:
     return marked if seen is None else seen | marked
 
 
-def check_weights(weights: Tensor, y: Tensor) -> None:
+def _check_weights(weights: Tensor, y: Tensor) -> None:
     """Refuse weights other than one or zero for each example.
 
     Values are looked at only where that takes no waiting for a device.

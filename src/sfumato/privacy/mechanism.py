@@ -15,10 +15,10 @@ from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.accountants import epsilon as account
 from sfumato.privacy.accounting.budget import check_delta, noise_multiplier_for
-from sfumato.privacy.checks.refusals import refuse_without_noise
+from sfumato.privacy.checks.refusals import refuse_kinds, refuse_without_noise
 from sfumato.privacy.checks.spot_check import SpotCheck
 from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Flat, Unclipped
-from sfumato.privacy.draw_count import DrawCount, check_weights
+from sfumato.privacy.draw_count import DrawCount
 from sfumato.privacy.engines.ordinary_backward import Ordinary
 from sfumato.privacy.engines.results import PerExampleGradients
 from sfumato.privacy.guarantee import Guarantee, current_versions
@@ -78,7 +78,7 @@ class PrivateGradients:
         randomness: Randomness | None = None,
         precision: torch.dtype | Literal["auto"] | None = "auto",
     ) -> None:
-        _check_kinds(sampler, clipping, noise)
+        refuse_kinds(sampler, clipping, noise)
         if noise.multiplier and clipping.sensitivity == float("inf"):
             raise UserError(
                 "Noise cannot be scaled to gradients that are not clipped: choose a clipping rule, "
@@ -120,8 +120,7 @@ class PrivateGradients:
             model: The model whose trainable parameters receive `.grad`.
             examples: Number of training examples N.
             batch: Expected number of examples in a step.
-            epsilon: Of the budget.
-            delta: Of the budget; below one in the number of examples.
+            epsilon, delta: The budget; delta is below one in the number of examples.
             steps: Number of releases.
             clipping: The clipping rule; `Flat(1.0)` if None.
             accountant: `pld` or `rdp`.
@@ -235,8 +234,6 @@ class PrivateGradients:
         """
         draw = self._draw.after(self.sampler, y, weights)
         own = weights.weights if isinstance(weights, PhysicalBatch) else weights
-        if own is not None:
-            check_weights(own, y)
         self._add(self._gradients(x, y), y, own)
         self._draw = draw
 
@@ -401,15 +398,3 @@ class PrivateGradients:
         stream = self.randomness.stream(self._noises, "counts")
         noisy = noise.add(observed, sensitivity=1.0, stream=stream)
         return rule.after(noisy, self.sampler.batch)
-
-
-def _check_kinds(sampler: object, clipping: object, noise: object) -> None:
-    """Say what to pass where a number was passed instead."""
-    wanted = (
-        ("sampler", sampler, PoissonSampler, "PoissonSampler(examples=N, batch=B)"),
-        ("clipping", clipping, ClippingRule, "Flat(C)"),
-        ("noise", noise, GaussianNoise, "GaussianNoise(sigma)"),
-    )
-    for name, given, kind, example in wanted:
-        if not isinstance(given, kind):
-            raise UserError(f"{name} must be something like {example}, not {given!r}.")

@@ -8,6 +8,9 @@ from typing import Any
 from torch import nn
 
 from sfumato.errors import UserError
+from sfumato.privacy.clipping import ClippingRule
+from sfumato.privacy.noise import GaussianNoise
+from sfumato.privacy.sampling import PoissonSampler
 
 
 def _fix(module: nn.Module) -> str | None:
@@ -114,3 +117,15 @@ def refuse_without_noise(parameters: dict[str, nn.Parameter]) -> None:
                 "alone: hold it as two real parameters (torch.view_as_complex makes one of them), "
                 "or freeze it with requires_grad_(False)."
             )
+
+
+def refuse_kinds(sampler: object, clipping: object, noise: object) -> None:
+    """Refuse parts of the mechanism that are of another kind, such as bare numbers."""
+    wanted = (
+        ("sampler", sampler, PoissonSampler, "PoissonSampler(examples=N, batch=B)"),
+        ("clipping", clipping, ClippingRule, "Flat(C)"),
+        ("noise", noise, GaussianNoise, "GaussianNoise(sigma)"),
+    )
+    for name, given, kind, example in wanted:
+        if not isinstance(given, kind):
+            raise UserError(f"{name} must be something like {example}, not {given!r}.")
