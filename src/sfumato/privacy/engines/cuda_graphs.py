@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfumato.memory import out_of_memory
 from sfumato.privacy.numerics.distance import distance
 
 WARM_UP = 2
@@ -116,9 +117,9 @@ class Replayed:
             graph.replay()
             if (off := apart(wanted, self._outputs)) > _ALIKE:
                 raise RuntimeError(f"replayed, it returns other numbers, {off:.1e} apart")
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as reason:
+            if out_of_memory(reason):
+                raise
             torch.cuda.synchronize()
             self.refused = (str(reason).splitlines() or [type(reason).__name__])[0]
             return False
