@@ -16,19 +16,19 @@ BELOW = {
     "io": set(),
     "nn": set(),
     "kernels": set(),
-    "pictures": set(),
+    "charts": set(),
     "data": set(),
     "starts": set(),
     "models": {"nn"},
     "privacy": {"kernels"},
-    "training": {"privacy", "models", "data", "pictures", "recipe", "settings", "starts"},
+    "training": {"privacy", "models", "data", "charts", "recipe", "settings", "starts"},
     "recipes": {"recipe"},
     "analysis": {"training", "privacy", "models", "data", "recipe", "recipes"},
-    "report": {"analysis", "training", "privacy", "data", "pictures", "recipe", "recipes"},
+    "report": {"analysis", "training", "privacy", "data", "charts", "recipe", "recipes"},
     "reproduce": {
-        "analysis", "training", "privacy", "data", "pictures", "recipe", "recipes", "starts",
+        "analysis", "training", "privacy", "data", "charts", "recipe", "recipes", "starts",
     },
-    "bench": {"training", "privacy", "models", "data", "pictures", "recipe"},
+    "bench": {"training", "privacy", "models", "data", "charts", "recipe"},
 }  # fmt: skip
 PARTS = sorted(path.parent.name for path in HOUSE.glob("*/__init__.py"))
 
@@ -60,7 +60,7 @@ def test_every_part_has_its_place() -> None:
 
 
 def test_the_imports_are_seen() -> None:
-    assert ("release.py", "pictures") in imported("training")
+    assert ("release.py", "charts") in imported("training")
     assert ("convolution_gradients.py", "kernels") in imported("privacy")
 
 

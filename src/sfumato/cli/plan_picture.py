@@ -38,7 +38,7 @@ class Choice:
 
 def draw(path: Path, found: Sequence[Choice], *, title: str) -> None:
     """One line per batch; the file must be new."""
-    from sfumato.pictures import style
+    from sfumato.charts import style
 
     colours = (style.SKY, style.BLUE, style.GREEN, style.ORANGE, style.RED, style.PURPLE, style.INK)
     batches = sorted({c.batch for c in found})

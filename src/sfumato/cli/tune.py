@@ -61,8 +61,8 @@ def tune(
     from rich.table import Table
     from rich.text import Text
 
+    from sfumato.charts import tuning as picture
     from sfumato.cli.training_progress import console, watched
-    from sfumato.pictures import tuning as picture
     from sfumato.privacy.statement import upwards
     from sfumato.recipe import parse_setting, setting_text
     from sfumato.report.runs import gather, share_seed, together

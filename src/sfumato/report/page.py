@@ -10,15 +10,12 @@ from importlib import resources
 from typing import Any
 
 from sfumato import version
-from sfumato.pictures import style
+from sfumato.charts import style
+from sfumato.charts.chart import SERIES
 from sfumato.report import detail, sections
 from sfumato.report.markup import Child, Safe, data_script, element, join
 from sfumato.report.measure import Measured
 from sfumato.report.runs import Run
-
-_COLOURS = (
-    style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY, style.GREY,
-)  # fmt: skip
 
 
 def page(
@@ -197,8 +194,7 @@ def _asset(name: str) -> str:
 
 
 def _palette() -> str:
-    rules = (f"--c{k}:{colour}" for k, colour in enumerate(_COLOURS))
-    return ";".join(rules) + ";"
+    return "".join(f"--{name}:{style.COLOURS[name]};" for name in SERIES if name != "ink")
 
 
 def _policy(css: str, script: str) -> str:

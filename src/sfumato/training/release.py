@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sfumato.pictures import curves
+from sfumato.charts import curves
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step, merge
 from sfumato.privacy.accounting.composition import Exposure

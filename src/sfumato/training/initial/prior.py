@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from sfumato import version
+from sfumato.charts import curves
 from sfumato.data import dead_leaves
 from sfumato.data.catalogue import check_channels
 from sfumato.errors import UserError
 from sfumato.models import Trust
-from sfumato.pictures import curves
 from sfumato.privacy.accounting.composition import Exposure
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import Randomness

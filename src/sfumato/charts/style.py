@@ -23,11 +23,11 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 SKY, PURPLE = "#56b4e9", "#cc79a7"
 INK, GREY, LIGHT = "#222222", "#6b6b6b", "#dddddd"
-SERIES = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, INK)
-MARKERS = "osD^vPX"
-"""Colours and markers of things side by side, in their order."""
-SEQUENTIAL = "Blues"
-"""Colour map from none (white) to all (dark blue): one hue, so only lightness matters."""
+COLOURS = {
+    "blue": BLUE, "orange": ORANGE, "green": GREEN, "red": RED, "purple": PURPLE, "sky": SKY,
+    "grey": GREY, "ink": INK, "light": LIGHT,
+}  # fmt: skip
+"""The colours that a chart's description names."""
 
 DPI = 150
 
@@ -98,8 +98,3 @@ def percent_axis(axes: Axes, *, x: bool = False, y: bool = True) -> None:
 def percent(value: float, decimals: int = 1) -> str:
     """A fraction as `92.1 %`."""
     return f"{100 * value:.{decimals}f} %"
-
-
-def shortened(name: str, longest: int = 18) -> str:
-    """A class name that leaves room for the picture."""
-    return name if len(name) <= longest else name[: longest - 1] + "…"
