@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import re
@@ -21,7 +23,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.statement import upwards
-from sfumato.report import guarantee, learning, markup, pareto, results, words
+from sfumato.report import guarantee, learning, markup, pareto, results, sections, words
 from sfumato.report.measure import Measured, choose, measure
 from sfumato.report.page import page
 from sfumato.report.runs import gather, tasks, together
@@ -37,7 +39,7 @@ class Elements(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self._open: list[str] = []
-        self.feed(text)
+        self.feed(str(text))
         self.close()
         assert not self._open, self._open
 
@@ -375,13 +377,32 @@ def test_impossible_samples(words_: list[str], message: str) -> None:
 
 def test_markup_escapes_everything_once() -> None:
     inner = markup.element("b", {"title": '"<>&'}, "<i>", None, markup.Safe("<br>"))
-    assert inner == '<b title="&quot;&lt;&gt;&amp;">&lt;i&gt;<br></b>'
-    assert markup.element("p", {"hidden": True, "id": None, "x": 1.50}) == '<p hidden x="1.5"></p>'
-    assert "�" in markup.escape("a\x00b\ud800")
-    script = markup.data_script("d", {"</script>": float("nan"), "&": [1 / 3]})
-    assert script.count("</script>") == 1 and "null" in script
-    body = script[script.index(">") + 1 : script.rindex("<")]
-    assert json.loads(body) == {"</script>": None, "&": [0.333333]}
+    assert inner == '<b title="&#34;&lt;&gt;&amp;">&lt;i&gt;<br></b>'
+    assert markup.element("p", {"id": None, "x": 1.50}) == '<p x="1.5"></p>'
+    assert markup.join(["a\x00b\ud800", None, markup.Safe("<i>")]) == "a\\u0000b\\ud800<i>"
+    shown = markup.table(["<h>"], [["<a>", "\x1b", None]], caption="<c>", classes='"')
+    assert Elements(shown).text.split() == ["<c>", "<h>", "<a>\\u001b"]
+    assert [tag for tag, _ in Elements(shown).tags].count("a") == 0
+
+
+def test_values_for_the_script_can_neither_end_nor_start_an_element(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = {"</script><script>": float("nan"), "&<!--": [1 / 3, float("inf")]}
+    monkeypatch.setattr(sections, "front", lambda *_: (markup.Safe(""), evil))
+    text = page(gather([make(tmp_path / "run")]), [Measured()])
+    assert text.count("<script") == 2 and "<!--" not in text
+    found = data_of(text)
+    assert found["</script><script>"] is None and found["&<!--"] == [0.333333, None]
+
+
+def test_the_policy_admits_the_page_s_own_style_and_script_alone(tmp_path: Path) -> None:
+    text = page(gather([make(tmp_path / "run")]), [Measured()])
+    assert text.startswith("<!doctype html>\n") and text.endswith("</html>\n")
+    for tag in ("style", "script"):
+        (body,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert html.escape(f"{tag}-src 'sha256-{digest}'").replace("x27", "39") in text
 
 
 def test_markdown_of_a_statement() -> None:
@@ -389,6 +410,23 @@ def test_markdown_of_a_statement() -> None:
     drawn = markup.markdown(text)
     assert "<strong>b</strong> <code>c&lt;d</code>" in drawn and drawn.count("<li>") == 2
     assert html.unescape(Elements(drawn).text).count("<b>") == 1
+    assert "<h3>T</h3>" in drawn and "<h1>" not in drawn and 'class="scroll"' in drawn
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[a](javascript:alert(1))",
+        "![a](http://x.y/z.png)", "<http://x.y>", "http://x.y", "a _name_ and *another*",
+        "__init__", "\\<b\\>", "&lt;b&gt;", "    <b>code</b>", "> quoted", "a\x1b[31mb",
+    ],
+)  # fmt: skip
+def test_no_text_becomes_markup_but_bold_code_lists_and_tables(text: str) -> None:
+    for drawn in (markup.inline(text), markup.markdown(text)):
+        shown = Elements(drawn)
+        assert {tag for tag, _ in shown.tags} <= {"p"} and "\x1b" not in drawn
+        plain = html.unescape(text.replace("\\", "").replace("\x1b", "\\u001b"))
+        assert shown.text.strip() == plain.strip()
 
 
 def test_numbers_as_people_write_them() -> None:
