@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.charts.chart import Axis, Matrix, run_look, value_axis
+from sfumato.charts.chart import Axis, Matrix, look, value_axis
 
 
 def test_ticks_are_round_and_within_the_axis() -> None:
@@ -14,6 +14,7 @@ def test_ticks_are_round_and_within_the_axis() -> None:
     assert Axis("", 0, 3, whole=True).ticks() == [0, 1, 2, 3]
     log = Axis("", 0.1, 100, log=True).ticks()
     assert 1 in log and len(log) <= 6
+    assert len(Axis("", 1.25e6, 1.8e6, log=True).ticks()) > 2, "no power of ten is within"
 
 
 @given(last=st.integers(1, 10**6))
@@ -47,8 +48,7 @@ def test_an_axis_begins_at_zero_unless_the_values_lie_far_above() -> None:
 
 
 def test_runs_differ_in_colour_mark_or_dashes() -> None:
-    looks = [tuple(v for k, v in run_look(index).items() if k != "run") for index in range(21)]
-    assert len(set(looks)) == 21
+    assert len({tuple(look(index).values()) for index in range(21)}) == 21
 
 
 def test_a_matrix_tells_its_most_frequent_errors() -> None:

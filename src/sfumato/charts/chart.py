@@ -53,8 +53,8 @@ class Axis:
         """Positions of tick marks: `at`, or about `count` round values."""
         if self.at is not None:
             return list(self.at)
-        if self.log:
-            return _log_ticks(self.low, self.high)
+        if self.log and (found := _log_ticks(self.low, self.high)):
+            return found
         step = nice_step((self.high - self.low) / max(1, count), whole=self.whole)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [round(k * step, 12) for k in range(first, last + 1)]
@@ -138,14 +138,13 @@ class Series:
     run: int | None = None
 
 
-def run_look(index: int) -> dict[str, Any]:
-    """The colour, mark and dashes of a run, as arguments of its series."""
+def look(index: int) -> dict[str, Any]:
+    """The colour, mark and dashes of one of many things, as arguments of its series."""
     again = index // len(SERIES)
     return {
         "colour": SERIES[index % len(SERIES)],
-        "marker": SHAPES[index % 5],
+        "marker": SHAPES[index % len(SHAPES)],
         "dash": ("", "dashed", "dotted")[min(again, 2)],
-        "run": index,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.charts import png
-from sfumato.charts.chart import RULE, Axis, Chart, Points, Series, run_look, value_axis
+from sfumato.charts.chart import RULE, Axis, Chart, Points, Series, look, value_axis
 
 Record = Mapping[str, Any]
 
@@ -130,8 +130,9 @@ def _series(
         label, exact = before + name, name == BATCHES
         if many:
             faint = exact and len(shown) > 1
-            look = run_look(index) | ({"marker": ""} if faint else {})
-            yield Series(points=points, label=label, faint=faint, width=1 if exact else 1.5, **look)
+            own = look(index) | ({"marker": ""} if faint else {})
+            yield Series(points=points, label=label, faint=faint, width=1 if exact else 1.5,
+                         run=index, **own)  # fmt: skip
         elif not exact:
             colour, marker = _LOOKS[name]
             yield Series(points=points, label=label, width=1.5, colour=colour, marker=marker)
@@ -142,9 +143,9 @@ def _series(
             if long:
                 yield Series(points=_smooth(points), label=f"{label} (moving mean)", colour="grey")
     if result := _points([history.final or {}], against, f"test_{panel}"):
-        look = (run_look(index) if many else {}) | {"marker": "diamond"}
+        own = (look(index) | {"run": index} if many else {}) | {"marker": "diamond"}
         legend = f"{before}{ended} {_value(panel, result[0][1])}"
-        yield Series(points=result, label=before + ended, legend=legend, width=0, size=1.8, **look)
+        yield Series(points=result, label=before + ended, legend=legend, width=0, size=1.8, **own)
 
 
 def draw(

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from sfumato.charts.chart import RULE, Axis, Chart, Points, Series, value_axis
 
 _LOG_FROM = 6.0
 """Epsilons that are so many times apart are drawn on a logarithmic scale."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """An accuracy that is reached at an epsilon.
+
+    Attributes:
+        epsilon: The epsilon.
+        name: The run or the network.
+        accuracy: The accuracy.
+        low: The lower end of its interval, or of its seeds.
+        high: The upper end.
+        index: The place of the run on the page.
+        dominated: The name of a run that is no worse in both and better in one; empty if none is.
+    """
+
+    epsilon: float
+    name: str
+    accuracy: float
+    low: float
+    high: float
+    index: int = 0
+    dominated: str = ""
 
 
 def chart(

@@ -93,8 +93,3 @@ def percent_axis(axes: Axes, *, x: bool = False, y: bool = True) -> None:
     for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
         if wanted:
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
-
-
-def percent(value: float, decimals: int = 1) -> str:
-    """A fraction as `92.1 %`."""
-    return f"{100 * value:.{decimals}f} %"

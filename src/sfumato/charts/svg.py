@@ -14,16 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.charts.chart import (
-    SHAPES,
-    Axis,
-    Bars,
-    Chart,
-    Matrix,
-    Series,
-    run_look,
-    shortened,
-)  # fmt: skip
+from sfumato.charts.chart import SHAPES, Axis, Bars, Chart, Matrix, Series, look, shortened
 from sfumato.text import printable
 
 Drawing = tuple[str, dict[str, Any]]
@@ -216,10 +207,10 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 def swatch(index: int) -> str:
     """A run's line and mark, small."""
     root = ET.Element("svg", {"viewBox": "0 0 30 12", "class": "swatch", "aria-hidden": "true"})
-    look = run_look(index)
-    group = _add(root, "g", class_=f"run {look['colour']}")
-    _line(group, [(1, 6), (29, 6)], Series(points=(), **look))
-    _mark(group, look["marker"], 15, 6, 4)
+    own = Series(points=(), **look(index))
+    group = _add(root, "g", class_=f"run {own.colour}")
+    _line(group, [(1, 6), (29, 6)], own)
+    _mark(group, own.marker, 15, 6, 4)
     return ET.tostring(root, encoding="unicode", short_empty_elements=False)
 
 

@@ -16,6 +16,7 @@ from sfumato.analysis.overview import Analysis
 from sfumato.charts import png, style
 from sfumato.charts.chart import Points, Series, shortened
 from sfumato.charts.reliability import reliability
+from sfumato.report.words import percent
 
 COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY)
 MARKERS = "osD^vP"
@@ -294,7 +295,7 @@ def _layers(axes: Axes, one: Analysis) -> None:
     every = math.ceil(len(place) / 40)
     names = [shortened(layer.name or "(model)", 20) for layer in g.layers]
     axes.set_xticks(place[::every], names[::every], rotation=90, fontsize=7.5)
-    axes.set_title(f"{_name(one)}: {style.percent(g.clipped)} clipped")
+    axes.set_title(f"{_name(one)}: {percent(g.clipped)} clipped")
 
 
 def _gradient_course(panels: Sequence[Axes], found: Sequence[Analysis]) -> None:

@@ -14,6 +14,7 @@ from sfumato.charts import png, style
 from sfumato.charts.chart import Matrix, shortened
 from sfumato.charts.png import NAMED, NUMBERED
 from sfumato.charts.reliability import reliability
+from sfumato.report.words import percent
 
 
 def draw(evaluation: Evaluation, path: str | Path, *, title: str = "") -> None:
@@ -52,7 +53,7 @@ def _recall(axes: Axes, evaluation: Evaluation) -> None:
         axes.stairs(recall, edges, orientation="horizontal", fill=True, color=style.BLUE)
     axes.axvline(evaluation.accuracy, color=style.RED, linewidth=1.2, linestyle="--")
     axes.set_title("Recall")
-    axes.set_xlabel(f"dashed: accuracy {style.percent(evaluation.accuracy)}", color=style.RED)
+    axes.set_xlabel(f"dashed: accuracy {percent(evaluation.accuracy)}", color=style.RED)
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.5, 1], ["0", "50", "100 %"])
     axes.tick_params(axis="y", length=0, labelleft=False)
@@ -62,7 +63,7 @@ def _recall(axes: Axes, evaluation: Evaluation) -> None:
     for row, value in enumerate(evaluation.recall):
         inside = value > 0.35
         axes.annotate(
-            "no images" if math.isnan(value) else style.percent(value, 0),
+            "no images" if math.isnan(value) else percent(value, 0),
             (0 if inside or math.isnan(value) else value, row), xytext=(3, 0),
             textcoords="offset points", va="center", fontsize=8,
             color="white" if inside else style.INK,
@@ -73,9 +74,9 @@ def _summary(axes: Axes, evaluation: Evaluation, matrix: Matrix, *, lines: int) 
     """The numbers in words, and the most frequent errors as far as there is room."""
     axes.set_axis_off()
     e = evaluation
-    top = "" if len(e.classes) <= 5 else f" · top-5 {style.percent(e.top5)}"
+    top = "" if len(e.classes) <= 5 else f" · top-5 {percent(e.top5)}"
     text = [
-        f"{e.n:,} images".replace(",", " ") + f" · accuracy {style.percent(e.accuracy)}{top}",
+        f"{e.n:,} images".replace(",", " ") + f" · accuracy {percent(e.accuracy)}{top}",
         f"negative log-likelihood {e.nll:.3f} · Brier score {e.brier:.3f}",
     ]
     worst = [error for error in matrix.errors(20) if error[0] > 1]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sfumato.charts import pareto, svg
-from sfumato.charts.chart import Series, Stop, run_look
+from sfumato.charts.chart import Series, Stop, look
+from sfumato.charts.pareto import Point
 from sfumato.privacy.statement import upwards
 from sfumato.report.markup import Safe
 from sfumato.report.runs import Run
@@ -16,30 +17,6 @@ from sfumato.report.words import percent
 
 _NAMED = 5
 """With more runs than this, points bear numbers instead of names."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A finished private run in the plane of epsilon and accuracy.
-
-    Attributes:
-        index: Of the run on the page.
-        name: Of the run.
-        epsilon: Spent, by PLD.
-        accuracy: On the test set.
-        low: The lower end of its 95 % interval; the accuracy itself if nobody knows how many test
-            images there were.
-        high: The upper end.
-        dominated: The name of a run that is no worse in both and better in one; empty if none is.
-    """
-
-    index: int
-    name: str
-    epsilon: float
-    accuracy: float
-    low: float
-    high: float
-    dominated: str = ""
 
 
 def interval(accuracy: float, n: int) -> tuple[float, float]:
@@ -61,7 +38,8 @@ def points(runs: Sequence[tuple[int, Run]], tested: Mapping[int, int]) -> list[P
 
     Args:
         runs: Runs with their place on the page.
-        tested: How many test images each was tested on, where that is known.
+        tested: How many test images each was tested on, where that is known; the ends of a point
+            are those of the 95 % interval then, and else the accuracy itself.
     """
     found = []
     for index, run in runs:
@@ -70,7 +48,7 @@ def points(runs: Sequence[tuple[int, Run]], tested: Mapping[int, int]) -> list[P
             continue
         n = tested.get(index, 0)
         ends = interval(accuracy, n) if n else (accuracy, accuracy)
-        found.append(Point(index, run.name, epsilon, accuracy, *ends))
+        found.append(Point(epsilon, run.name, accuracy, *ends, index))
     return [replace(p, dominated=_better(p, found)) for p in found]
 
 
@@ -96,7 +74,7 @@ def chart(found: Sequence[Point], *, key: str, baseline: float | None) -> tuple[
             points=((p.epsilon, p.accuracy),), spans=((p.low, p.high),), width=0, size=2,
             hollow=bool(p.dominated),
             tag=str(p.index + 1) if len(found) > _NAMED else _short(p.name),
-            **run_look(p.index),
+            run=p.index, **look(p.index),
         )
         for p in found
     ]  # fmt: skip

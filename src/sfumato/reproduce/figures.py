@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.charts import png
-from sfumato.charts.chart import SERIES, SHAPES, Axis, Chart, Series, value_axis
+from sfumato.charts.chart import Axis, Chart, Series, look, value_axis
 from sfumato.reproduce import results_file
 from sfumato.reproduce.lookup import every_row
 from sfumato.reproduce.plots import PLOTS, Panel, Plot
@@ -91,27 +91,23 @@ def _sweep(panel: Panel, plot: Plot, entries: Sequence[Entry]) -> Chart:
             if (values := _values(runs, plot.measure))
         }
         printed = {float(x): every_row()[name].published for x, name in points}
-        look = _look(number)
+        own = look(number)
         if not shown:
-            series.append(Series(points=(), label=f"{label} (not run)", **look | _PALE))
+            series.append(Series(points=(), label=f"{label} (not run)", **own | _PALE))
         series += [
             Series(
                 points=tuple((x, statistics.median(values)) for x, values in shown.items()),
                 spans=tuple((min(values), max(values)) for values in shown.values()),
-                label=label if shown else "", **look,
+                label=label if shown else "", **own,
             ),
             Series(
                 points=tuple((x, y / 100) for x, y in printed.items() if y is not None),
-                dash="dotted", width=0.7, hollow=True, **look,
+                width=0.7, hollow=True, **own | {"dash": "dotted"},
             ),
         ]  # fmt: skip
     ticks = sorted({float(x) for _, points in panel.series for x, _ in points})
     x = Axis(plot.x, ticks[0] / 1.06, ticks[-1] * 1.06, log=True, at=tuple(ticks))
     return _finished(panel, x, plot.y, series)
-
-
-def _look(number: int) -> dict[str, Any]:
-    return {"colour": SERIES[number], "marker": SHAPES[number]}
 
 
 def _curves(panel: Panel, plot: Plot, entries: Sequence[Entry]) -> Chart:
@@ -135,21 +131,21 @@ def _finished(panel: Panel, x: Axis, label: str, series: Sequence[Series]) -> Ch
 
 
 def _seeds(runs: Sequence[Entry], label: str, number: int) -> Iterator[Series]:
-    look = _look(number)
+    own = look(number)
     if not runs:
-        yield Series(points=(), label=f"{label} (not run)", **look | _PALE)
+        yield Series(points=(), label=f"{label} (not run)", **own | _PALE)
         return
     paths = [_path(e.curve) for e in runs]
     for xs, ys, _ in paths if len(paths) > 1 else ():
         points = tuple(zip(xs, ys, strict=True))
-        yield Series(points=points, colour=look["colour"], width=0.5, faint=True)
+        yield Series(points=points, colour=own["colour"], width=0.5, faint=True)
     same = len({tuple(steps) for _, _, steps in paths}) == 1
     xs, ys, _ = paths[0]
     if same:
         ys = [statistics.median(values) for values in zip(*(y for _, y, _ in paths), strict=True)]
-    yield Series(points=tuple(zip(xs, ys, strict=True)), label=label, size=0.8, **look)
+    yield Series(points=tuple(zip(xs, ys, strict=True)), label=label, size=0.8, **own)
     end = statistics.median(e.accuracy for e in runs)
-    yield Series(points=((xs[-1], end),), width=0, size=1.6, **look | {"marker": "diamond"})
+    yield Series(points=((xs[-1], end),), width=0, size=1.6, **own | {"marker": "diamond"})
 
 
 def _path(curve: Mapping[str, Any]) -> tuple[list[float], list[float], list[int]]:

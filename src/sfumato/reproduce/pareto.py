@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from sfumato.charts import pareto, png
-from sfumato.charts.chart import SERIES, SHAPES, Series
+from sfumato.charts.chart import SHAPES, Series, look
+from sfumato.charts.pareto import Point
 from sfumato.data.catalogue import DRAWN
 from sfumato.reproduce import results_file
 from sfumato.reproduce.literature import CIFAR10
 from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row
 from sfumato.reproduce.rows import PAPERS
-
-
-@dataclass(frozen=True)
-class Point:
-    """The best that a paper's rows reach at one epsilon.
-
-    Attributes:
-        epsilon: The budget.
-        model: Of which network.
-        accuracy: The median of its seeds.
-        low: Of the worst seed.
-        high: Of the best seed.
-    """
-
-    epsilon: float
-    model: str
-    accuracy: float
-    low: float
-    high: float
 
 
 def draw(entries: Sequence[Entry], path: Path) -> Path:
@@ -57,14 +39,14 @@ def draw(entries: Sequence[Entry], path: Path) -> Path:
 
 def _ours(name: str, points: Sequence[Point], number: int) -> Iterator[Series]:
     """A paper's points in one colour; a line joins those of one network."""
-    models = list(dict.fromkeys(p.model for p in points))
+    models = list(dict.fromkeys(p.name for p in points))
     for model in models:
-        own = [p for p in points if p.model == model]
+        own = [p for p in points if p.name == model]
         yield Series(
             points=tuple((p.epsilon, p.accuracy) for p in own),
             spans=tuple((p.low, p.high) for p in own),
             label=f"ours: {name} ({', '.join(models)})" if model == models[0] else "",
-            colour=SERIES[number], marker=SHAPES[number], size=1.5,
+            size=1.5, **look(number),
         )  # fmt: skip
 
 
@@ -92,7 +74,7 @@ def _drawn(row: Row) -> bool:
 
 
 def _points(entries: Sequence[Entry], rows: Sequence[Row]) -> list[Point]:
-    """Of each epsilon the best median of a paper's rows."""
+    """Of each epsilon the best median of a paper's rows, with its worst and best seed."""
     best: dict[float, Point] = {}
     for row in rows:
         for setting in row.settings:
