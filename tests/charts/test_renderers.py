@@ -122,15 +122,15 @@ def test_axes_that_are_equal_are_labelled_once(tmp_path: Path) -> None:
     assert [axes.get_ylabel() for axes in seen] == ["up", "", "up", ""]
 
 
-def test_reliability_shows_who_was_too_confident() -> None:
+def test_reliability_shows_which_bins_are_overconfident() -> None:
     diagram, sizes = reliability(
         np.array([0, 0.5, 1.0]), np.array([1, 3]), np.array([0.6, 0.5]), np.array([0.4, 0.9]),
         ece=0.1,
     )  # fmt: skip
     bars = {bar.label: bar for bar in diagram.items if isinstance(bar, Bars)}
-    assert bars["too confident"].sides == ((0.5, 1.0),)
-    assert bars["too confident"].ends == ((0.5, 0.9),)
-    assert bars["not confident enough"].ends == ((0.4, 0.6),)
+    assert bars["overconfident"].sides == ((0.5, 1.0),)
+    assert bars["overconfident"].ends == ((0.5, 0.9),)
+    assert bars["underconfident"].ends == ((0.4, 0.6),)
     (counts,) = sizes.items
     assert isinstance(counts, Bars) and counts.ends == ((0.0, 0.25), (0.0, 0.75))
     drawing, data = svg.render([(diagram, 190), (sizes, 52)], key="k")

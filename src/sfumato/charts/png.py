@@ -93,7 +93,7 @@ def paint(axes: Axes, chart: Chart) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5)
     elif chart.legend:
         place: Any = chart.legend
-        axes.legend(loc=place, framealpha=0.9, edgecolor="none")
+        axes.legend(loc=place)
 
 
 def _scale(axes: Axes, axis: Axis, which: str) -> None:

@@ -14,7 +14,7 @@ def reliability(
 ) -> tuple[Chart, Chart]:
     """The diagram, and the share of images in each bin, which belongs below it.
 
-    A bar that ends below its mark was too confident, one that ends above it not confident enough.
+    Predictions of a bar that ends below its mark were overconfident, above it underconfident.
 
     Args:
         edges: `(M + 1,)`, the edges of the bins from 0 to 1.
@@ -35,7 +35,7 @@ def reliability(
             colour=colour, opacity=opacity, label=label,
         )
         for too_sure, colour, opacity, label in (
-            (True, "red", 0.3, "too confident"), (False, "blue", 0.8, "not confident enough"),
+            (True, "red", 0.3, "overconfident"), (False, "blue", 0.8, "underconfident"),
         )
     )  # fmt: skip
     stops = tuple(

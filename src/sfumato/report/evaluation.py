@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from sfumato.charts.chart import Matrix, shortened
 from sfumato.charts.png import NAMED, NUMBERED
 from sfumato.charts.reliability import reliability
 from sfumato.report.words import percent
+
+_ROOM = 1.42
+"""The end of the axis of accuracies that leaves room for the legend."""
 
 
 def draw(evaluation: Evaluation, path: str | Path, *, title: str = "") -> None:
@@ -34,11 +38,11 @@ def draw(evaluation: Evaluation, path: str | Path, *, title: str = "") -> None:
         png.paint_matrix(matrix, counts, side)
         _recall(bars, evaluation)
         spare = max(0.9, side + 1.6 - 5.4)
-        *diagram, words = parts[1].subplots(3, 1, height_ratios=[3.4, 1.0, spare])
+        above, below, words = parts[1].subplots(3, 1, height_ratios=[3.4, 1.0, spare])
         r = evaluation.reliability
-        charts = reliability(r.edges, r.counts, r.accuracy, r.confidence, ece=evaluation.ece)
-        for axes, chart in zip(diagram, charts, strict=True):
-            png.paint(axes, chart)
+        chart, sizes = reliability(r.edges, r.counts, r.accuracy, r.confidence, ece=evaluation.ece)
+        png.paint(above, replace(chart, y=replace(chart.y, high=_ROOM)))
+        png.paint(below, sizes)
         _summary(words, evaluation, counts, lines=int(spare / 0.2))
         png.headline(figure, title)
 
