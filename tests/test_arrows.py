@@ -16,21 +16,21 @@ BELOW = {
     "io": set(),
     "nn": set(),
     "kernels": set(),
-    "pictures": set(),
+    "charts": set(),
     "data": set(),
     "starts": set(),
     "models": {"nn"},
     "privacy": {"kernels", "nn"},
-    "training": {"privacy", "models", "data", "pictures", "recipe", "settings", "starts"},
+    "training": {"privacy", "models", "data", "charts", "recipe", "settings", "starts"},
     "recipes": {"recipe"},
     "run": {"training", "privacy", "data", "recipe", "recipes"},
     "analysis": {"run", "training", "privacy", "models", "data"},
-    "report": {"run", "analysis", "training", "privacy", "data", "pictures", "recipe", "recipes"},
+    "report": {"run", "analysis", "training", "privacy", "data", "charts", "recipe", "recipes"},
     "reproduce": {
-        "run", "analysis", "training", "privacy", "data", "pictures", "recipe", "recipes", "starts",
+        "run", "analysis", "training", "privacy", "data", "charts", "recipe", "recipes", "starts",
     },
     "api": {"run", "training", "recipe"},
-    "bench": {"training", "privacy", "models", "data", "pictures", "recipe"},
+    "bench": {"training", "privacy", "models", "data", "charts", "recipe"},
 }  # fmt: skip
 PARTS = sorted(path.parent.name for path in HOUSE.glob("*/__init__.py"))
 REACHES_UP = {("run.py", "report")}
@@ -64,7 +64,7 @@ def test_every_part_has_its_place() -> None:
 
 
 def test_the_imports_are_seen() -> None:
-    assert ("release.py", "pictures") in imported("training")
+    assert ("release.py", "charts") in imported("training")
     assert ("convolution_gradients.py", "kernels") in imported("privacy")
 
 

@@ -20,6 +20,7 @@ from sfumato import recipes
 from sfumato.data.adapt import renumbered
 from sfumato.data.catalogue import DRAWN, canonical
 from sfumato.errors import UserError
+from sfumato.io.json_lines import number
 from sfumato.privacy.accounting.accountants import Step, merge
 from sfumato.privacy.guarantee import Guarantee
 from sfumato.privacy.ledger import read as read_ledger
@@ -34,7 +35,6 @@ from sfumato.training import (
 )
 from sfumato.training.initial import parameters
 from sfumato.training.initial.start import Origin
-from sfumato.training.metrics import number
 
 if TYPE_CHECKING:
     import torch

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from sfumato.analysis import Evaluation, evaluate
+from sfumato.charts import png
 from sfumato.report import evaluation as picture
 
 
@@ -50,19 +51,19 @@ def test_matrix_holds_the_counts_and_bars_the_recall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Axes] = {}
-    for part in ("_confusion", "_recall"):
-        inner = getattr(picture, part)
+    for owner, part in ((png, "paint_matrix"), (picture, "_recall")):
+        inner = getattr(owner, part)
 
         def watch(axes: Axes, *args: Any, part: str = part, inner: Any = inner) -> None:
             seen[part] = axes
             inner(axes, *args)
 
-        monkeypatch.setattr(picture, part, watch)
+        monkeypatch.setattr(owner, part, watch)
     found = an_evaluation(5)
     picture.draw(found, tmp_path / "e.png")
     written = {
         (round(text.get_position()[1]), round(text.get_position()[0])): int(text.get_text())
-        for text in seen["_confusion"].texts
+        for text in seen["paint_matrix"].texts
     }
     assert written == {index: count for index, count in np.ndenumerate(found.confusion) if count}
     widths = [patch.get_width() for patch in seen["_recall"].patches]

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 from tiny_rows import entry, paper, row
 
@@ -150,11 +149,7 @@ def test_a_figure_is_drawn_from_a_single_result(
     assert (tmp_path / drawn.file).stat().st_size > 4_000
 
 
-def test_curves_say_which_images_they_are_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = []
-    monkeypatch.setattr(figures, "_finish", lambda _, label: said.append(label))
+def test_curves_say_which_images_they_are_of() -> None:
     plot = next(p for p in PLOTS if (p.paper, p.name) == ("optimizer-report", "curves"))
     rows = [every_row()[name] for name in plot.rows()]
     of = ("validation images", "training batches")
@@ -162,8 +157,7 @@ def test_curves_say_which_images_they_are_of(
         dataclasses.replace(e, curve=e.curve | {"of": what})
         for e, what in zip([entry(row, 0.8) for row in rows], of, strict=False)
     ]
-    figures.draw("optimizer-report", made[:1], tmp_path)
-    figures.draw("optimizer-report", made, tmp_path)
+    said = [figures._curves(plot.panels[0], plot, some).y.label for some in (made[:1], made)]
     assert said == [
         "accuracy on validation images", "accuracy on training batches or validation images",
     ]  # fmt: skip
@@ -292,13 +286,10 @@ def test_lines_join_the_points_of_one_network_alone() -> None:
         "wrn-16-4-cifar10-eps8",
     )
     made = [entry(every_row()[f"scale-norm/{name}"], 0.8, setting="best") for name in names]
-    axes = Figure().add_subplot()
-    pareto._ours(axes, "scale-norm", pareto._points(made, dict(pareto._series())["scale-norm"]), 0)
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-"] == [
-        [2.89, 9.88], [8.0],
-    ]  # fmt: skip
-    (label,) = axes.get_legend_handles_labels()[1]
-    assert label == "ours: scale-norm (scale-resnet9, wrn-16-4)"
+    points = pareto._points(made, dict(pareto._series())["scale-norm"])
+    found = list(pareto._ours("scale-norm", points, 0))
+    assert [[x for x, _ in s.points] for s in found] == [[2.89, 9.88], [8.0]]
+    assert [s.label for s in found] == ["ours: scale-norm (scale-resnet9, wrn-16-4)", ""]
 
 
 def test_of_points_at_one_epsilon_a_curve_shows_the_last() -> None:

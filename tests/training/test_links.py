@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sfumato.charts import style
 from sfumato.errors import UserError
 from sfumato.io.locks import alone
-from sfumato.pictures import style
 from sfumato.recipes import find
 from sfumato.training.run import resume
 from sfumato.training.tune import tune

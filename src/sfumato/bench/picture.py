@@ -13,7 +13,8 @@ from sfumato.bench.cases import CONTENDERS, ORDER, Case
 from sfumato.bench.measurement import Measurement
 from sfumato.bench.record import Record
 from sfumato.bench.targets import NOT_PRIVATE, OF_NOT_PRIVATE, ratio
-from sfumato.pictures import style
+from sfumato.charts import style
+from sfumato.charts.chart import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +93,7 @@ def _panel(
         for i, m in enumerate(shown):
             x = at + (i + 0.5 - len(shown) / 2) * width
             if m.speed is None:
-                words = style.shortened(m.reason, 26)
+                words = shortened(m.reason, 26)
                 _write(axes, x, 0.015 * top, words, color=style.GREY, fontsize=6.5)
                 continue
             _bar(axes, m, x, width, top, plain[id(m)])

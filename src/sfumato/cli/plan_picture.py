@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sfumato.errors import UserError
-
-_MARKERS = "osD^vPX"
 
 
 @dataclass(frozen=True)
@@ -38,39 +36,32 @@ class Choice:
 
 def draw(path: Path, found: Sequence[Choice], *, title: str) -> None:
     """One line per batch; the file must be new."""
-    from sfumato.pictures import style
+    from sfumato.charts import png
+    from sfumato.charts.chart import Axis, Chart, Series, look, value_axis
 
-    colours = (style.SKY, style.BLUE, style.GREEN, style.ORANGE, style.RED, style.PURPLE, style.INK)
-    batches = sorted({c.batch for c in found})
+    one: list[Series] = []
+    whole: list[Series] = []
+    for i, batch in enumerate(sorted({c.batch for c in found})):
+        own = [c for c in found if c.batch == batch]
+        one.append(Series(points=tuple((c.steps, c.signal_to_noise) for c in own), **look(i)))
+        run = tuple((c.views, c.signal_to_noise_run) for c in own)
+        whole.append(Series(points=run, label=f"B = {batch}", **look(i)))
+    steps, views = (sorted({getattr(c, name) for c in found}) for name in ("steps", "views"))
+    x = Axis("steps T", steps[0] / 1.2, 1.2 * steps[-1], log=True, at=tuple(steps))
+    cost = Axis("views to process", views[0] / 1.2, 1.2 * views[-1], log=True)
+    cost = replace(cost, at=tuple(cost.ticks()), names=tuple(map(short, cost.ticks())))
+    heads = ("Signal-to-noise of one step", "Signal-to-noise of the run, and its cost")
+    charts = [
+        Chart(
+            title=head, x=axis, items=tuple(series), legend="lower right",
+            y=value_axis(label, [0.0, *(y for s in series for _, y in s.points)]),
+        )
+        for head, label, axis, series in zip(
+            heads, ("B / σ", "B √T / σ"), (x, cost), (one, whole), strict=True
+        )
+    ]  # fmt: skip
     try:
-        with style.figure(9.5, 3.9, path) as figure:
-            left, right = figure.subplots(1, 2)
-            for i, batch in enumerate(batches):
-                own = [c for c in found if c.batch == batch]
-                look = {
-                    "color": colours[i % len(colours)],
-                    "marker": _MARKERS[i % len(_MARKERS)],
-                    "markersize": 4.5,
-                }
-                left.plot([c.steps for c in own], [c.signal_to_noise for c in own], **look)
-                right.plot(
-                    [c.views for c in own],
-                    [c.signal_to_noise_run for c in own],
-                    label=f"{batch}",
-                    **look,
-                )
-            steps = sorted({c.steps for c in found})
-            left.set(xscale="log", xlabel="steps T", ylabel="B / σ")
-            left.set_xticks(steps, [str(s) for s in steps])
-            left.minorticks_off()
-            left.set_title("Signal-to-noise of one step")
-            right.set(xscale="log", xlabel="views to process", ylabel="B √T / σ")
-            right.xaxis.set_major_formatter(lambda value, _: short(value))
-            right.set_title("Signal-to-noise of the run, and its cost")
-            right.legend(title="batch B", loc="lower right", ncols=2, reverse=True)
-            for axes in (left, right):
-                axes.set_ylim(bottom=0)
-            figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=style.GREY)
+        png.draw([charts], path, width=9.5, height=3.9, note=title)
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror}.") from None
 

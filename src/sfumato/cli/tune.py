@@ -117,8 +117,8 @@ class Asked:
 
 def _show(found: Sequence[Trial], asked: Asked, others: Sequence[str]) -> None:
     """Print and draw the runs that have ended, with what they spend together and the best."""
+    from sfumato.charts import tuning as picture
     from sfumato.cli.training_progress import console
-    from sfumato.pictures import tuning as picture
 
     if not found:
         words = f"No run of {asked.out} has ended yet; the same command shows them once they have."

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +60,11 @@ def _is_whole(line: str | bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def number(record: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of a record, if it has it."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None

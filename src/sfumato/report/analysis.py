@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from matplotlib.axes import Axes
 
 from sfumato.analysis.classification import Reliability
 from sfumato.analysis.overview import Analysis
-from sfumato.pictures import style
+from sfumato.charts import png, style
+from sfumato.charts.chart import Points, Series, shortened
+from sfumato.charts.reliability import reliability
+from sfumato.text import percent
 
 COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY)
 MARKERS = "osD^vP"
@@ -42,7 +46,7 @@ def draw(found: Sequence[Analysis], folder: Path, *, parts: Sequence[str]) -> li
 
 
 def _name(one: Analysis) -> str:
-    return style.shortened(one.run.folder.name, 28)
+    return shortened(one.run.folder.name, 28)
 
 
 def _look(index: int) -> dict[str, Any]:
@@ -67,63 +71,50 @@ def _title(figure: Any, found: Sequence[Analysis], words: str) -> None:
     text = f"{words}: {found[0].run.dataset.name}, {parts} images"
     if any(one.warning for one in found):
         text += " (not covered by the privacy guarantee)"
-    figure.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    png.headline(figure, text)
 
 
 def _calibration(found: Sequence[Analysis], path: Path) -> None:
     with style.figure(max(7.0, 3.4 * len(found) + 0.6), 6.0, path) as figure:
-        panels = figure.subplots(2, len(found), squeeze=False, sharex=True, sharey="row",
-                                 height_ratios=[3, 1])  # fmt: skip
+        panels = figure.subplots(2, len(found), squeeze=False, height_ratios=[3, 1])
         for column, one in enumerate(found):
             c = one.calibration
             assert c is not None
-            top, bottom = panels[0, column], panels[1, column]
-            _reliability(top, c.scores.bins)
-            for scores, colour, marker, words in (
-                (c.before, style.RED, "o", "as it is"),
-                (c.after, style.GREEN, "s", f"at temperature {c.temperature:.2f}"),
-            ):
-                x, y = _pooled(scores.adaptive_bins)
-                label = f"{words} (ECE {scores.ece:.3f})"
-                top.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.1,
-                         label=label)  # fmt: skip
-            top.set_title(f"{_name(one)}\nBrier {c.scores.brier:.3f} · ECE {c.scores.ece:.3f}")
-            top.legend(loc="upper left", frameon=True, framealpha=0.9, edgecolor="none")
-            edges = c.scores.bins.edges
-            share = c.scores.bins.counts / c.scores.n
-            bottom.bar(edges[:-1], share, np.diff(edges) * 0.92, align="edge", color=style.GREY)
-            bottom.set_xlabel("confidence (largest probability)")
-            bottom.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100 %"])
-            style.percent_axis(bottom)
-        panels[0, 0].set_ylabel("accuracy")
-        panels[1, 0].set_ylabel("images")
-        style.percent_axis(panels[0, 0])
+            bins, scores = c.scores.bins, c.scores
+            diagram, sizes = reliability(
+                bins.edges, bins.counts, bins.accuracy, bins.confidence, ece=scores.ece
+            )
+            bars, ideal = replace(diagram.items[0], label="bins of equal width"), diagram.items[-1]
+            lines = [
+                Series(
+                    points=_pooled(scores.adaptive_bins), label=f"{words} (ECE {scores.ece:.3f})",
+                    colour=colour, marker=marker,
+                )
+                for scores, colour, marker, words in (
+                    (c.before, "red", "circle", "as it is"),
+                    (c.after, "green", "square", f"at temperature {c.temperature:.2f}"),
+                )
+            ]  # fmt: skip
+            title = f"{_name(one)}\nBrier {scores.brier:.3f} · ECE {scores.ece:.3f}"
+            high = replace(diagram.y, high=1.38)
+            png.paint(panels[0, column], replace(
+                diagram, title=title, y=high, items=(bars, ideal, *lines)
+            ))  # fmt: skip
+            png.paint(panels[1, column], sizes)
         _title(figure, found, "Calibration")
 
 
-def _pooled(bins: Reliability, least: int = 15) -> tuple[list[float], list[float]]:
+def _pooled(bins: Reliability, least: int = 15) -> Points:
     """Confidence and accuracy of neighbouring bins joined until each holds enough images."""
-    x, y, held = [], [], np.zeros(3)
+    points, held = [], np.zeros(3)
     for count, confidence, accuracy in zip(
         bins.counts, bins.confidence, bins.accuracy, strict=True
     ):
         held = held + np.array([count, count * confidence, count * accuracy])
         if held[0] >= least:
-            x.append(float(held[1] / held[0]))
-            y.append(float(held[2] / held[0]))
+            points.append((float(held[1] / held[0]), float(held[2] / held[0])))
             held = np.zeros(3)
-    return x, y
-
-
-def _reliability(axes: Axes, bins: Reliability) -> None:
-    filled = bins.counts > 0
-    width = np.diff(bins.edges)[filled] * 0.92
-    axes.bar(bins.edges[:-1][filled], bins.accuracy[filled], width, align="edge", color=style.SKY,
-             alpha=0.6, label="bins of equal width")  # fmt: skip
-    axes.plot([0, 1], [0, 1], color=style.GREY, linewidth=0.8, linestyle="--")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.38)
-    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    return tuple(points)
 
 
 def _curvature(found: Sequence[Analysis], path: Path) -> None:
@@ -176,7 +167,7 @@ def _activations(found: Sequence[Analysis], path: Path) -> None:
                     continue
                 _histogram(axes, *distributions[column])
             panels[line, 0].set_ylabel(
-                f"{style.shortened(one.run.folder.name, 16)}\n{style.shortened(block, 16)}",
+                f"{shortened(one.run.folder.name, 16)}\n{shortened(block, 16)}",
                 fontsize=8,
             )
         if course:
@@ -201,7 +192,7 @@ def _histograms(one: Analysis) -> list[tuple[str, list[tuple[str, Any]]]]:
 def _histogram(axes: Axes, name: str, d: Any) -> None:
     axes.stairs(d.counts / d.count, d.edges, fill=True, color=style.BLUE, alpha=0.75)
     axes.axvline(d.mean, color=style.RED, linewidth=1.0, linestyle="--")
-    axes.set_title(style.shortened(name, 26), fontsize=9)
+    axes.set_title(shortened(name, 26), fontsize=9)
     axes.text(
         0.98, 0.95, f"mean {d.mean:.2f}\nstd {d.std:.2f}\nskew {d.skewness:.2f}",
         transform=axes.transAxes, ha="right", va="top", fontsize=7.5,
@@ -302,9 +293,9 @@ def _layers(axes: Axes, one: Analysis) -> None:
     axes.set_yscale("log")
     _log_axis(axes.yaxis)
     every = math.ceil(len(place) / 40)
-    names = [style.shortened(layer.name or "(model)", 20) for layer in g.layers]
+    names = [shortened(layer.name or "(model)", 20) for layer in g.layers]
     axes.set_xticks(place[::every], names[::every], rotation=90, fontsize=7.5)
-    axes.set_title(f"{_name(one)}: {style.percent(g.clipped)} clipped")
+    axes.set_title(f"{_name(one)}: {percent(g.clipped)} clipped")
 
 
 def _gradient_course(panels: Sequence[Axes], found: Sequence[Analysis]) -> None:
@@ -339,7 +330,7 @@ def _cost(found: Sequence[Analysis], path: Path) -> None:
                       color=style.BLUE, label="multiply-accumulates")  # fmt: skip
             axes.barh(place + 0.2, [w.parameters / max(1, one.cost.parameters) for w in layers],
                       0.38, color=style.ORANGE, label="parameters")  # fmt: skip
-            names = [style.shortened(w.name or "(model)", 22) for w in layers]
+            names = [shortened(w.name or "(model)", 22) for w in layers]
             every = math.ceil(len(place) / 60)
             axes.set_yticks(place[::every], names[::every], fontsize=7.5)
             axes.invert_yaxis()
@@ -350,7 +341,7 @@ def _cost(found: Sequence[Analysis], path: Path) -> None:
                 f"{one.cost.parameters / 1e3:.4g} k parameters"
             )
         panels[0].legend(loc="best")
-        figure.suptitle("Cost by layer", x=0.01, ha="left", fontsize=12, fontweight="bold")
+        png.headline(figure, "Cost by layer")
 
 
 _PICTURES: dict[str, Callable[[Sequence[Analysis], Path], None]] = {

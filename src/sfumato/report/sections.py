@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sfumato.charts import svg
 from sfumato.privacy.statement import upwards
-from sfumato.report import learning, pareto, svg
+from sfumato.report import learning, pareto
 from sfumato.report.markup import Child, Safe, details, element, inline, join, table
 from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import tasks, together
@@ -149,9 +150,7 @@ def legend(runs: Sequence[Run]) -> Safe:
 
 def swatch(index: int) -> Safe:
     """A run's line and mark, small."""
-    attributes = {"viewBox": "0 0 30 12", "class": "swatch", "aria-hidden": "true"}
-    inner = (svg.line(1, 6, 29, 6, "line"), svg.marker(index, 15, 6, 4, "mark"))
-    return element("svg", attributes, element("g", {"class": learning.style_of(index)}, *inner))
+    return Safe(svg.swatch(index))
 
 
 def curves(runs: Sequence[Run], *, shareable: bool) -> tuple[Safe, dict[str, Any]]:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-from sfumato.pictures import style
+from sfumato.charts import png
+from sfumato.charts.chart import Axis, Chart, Series, look, value_axis
 from sfumato.reproduce import results_file
 from sfumato.reproduce.lookup import every_row
 from sfumato.reproduce.plots import PLOTS, Panel, Plot
 from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import SETTINGS, Row
+
+_PALE = {"colour": "light"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,11 @@ def draw(paper: str, entries: Sequence[Entry], out: Path) -> list[Picture]:
         if not plot.panels:
             continue
         file = f"{paper}-{plot.name}.png"
-        {"sweep": _sweep, "curves": _curves, "dots": _dots}[plot.kind](plot, entries, out / file)
+        make = {"sweep": _sweep, "curves": _curves, "dots": _dots}[plot.kind]
+        row = [make(panel, plot, entries) for panel in plot.panels]
+        rows = max(len(panel.series) for panel in plot.panels)
+        height = 0.9 + 0.3 * rows if plot.kind == "dots" else 3.4
+        png.draw([row], out / file, width=max(5.2, 4.6 * len(row)), height=height)
         drawn.append(Picture(file, plot.source, plot.caption))
     return drawn
 
@@ -79,97 +80,72 @@ def _values(entries: Sequence[Entry], measure: str) -> list[float]:
     return [entry.measures[measure] for entry in entries if measure in entry.measures]
 
 
-def _panels(plot: Plot, path: Path, height: float = 3.4) -> AbstractContextManager[Figure]:
-    return style.figure(max(5.2, 4.6 * len(plot.panels)), height, path)
-
-
-def _sweep(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
+def _sweep(panel: Panel, plot: Plot, entries: Sequence[Entry]) -> Chart:
     """Accuracy against a number, on a logarithmic axis."""
-    with _panels(plot, path) as figure:
-        for place, panel in enumerate(plot.panels):
-            axes = figure.add_subplot(1, len(plot.panels), place + 1)
-            axes.set_title(panel.title)
-            ticks: set[float] = set()
-            for number, (label, points) in enumerate(panel.series):
-                found = _alike(entries, [name for _, name in points], plot)
-                shown = [
-                    (float(x), _values(runs, plot.measure))
-                    for (x, _), runs in zip(points, found, strict=True)
-                ]
-                ticks |= {x for x, _ in shown}
-                _line(axes, [(x, v) for x, v in shown if v], label, number)
-                printed = [(float(x), every_row()[name].published) for x, name in points]
-                _dotted(axes, [(x, y) for x, y in printed if y is not None], number)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-            axes.set_xlabel(plot.x)
-            _finish(axes, plot.y)
+    series: list[Series] = []
+    for number, (label, points) in enumerate(panel.series):
+        found = _alike(entries, [name for _, name in points], plot)
+        shown = {
+            float(x): values
+            for (x, _), runs in zip(points, found, strict=True)
+            if (values := _values(runs, plot.measure))
+        }
+        printed = {float(x): every_row()[name].published for x, name in points}
+        own = look(number)
+        if not shown:
+            series.append(Series(points=(), label=f"{label} (not run)", **own | _PALE))
+        series += [
+            Series(
+                points=tuple((x, statistics.median(values)) for x, values in shown.items()),
+                spans=tuple((min(values), max(values)) for values in shown.values()),
+                label=label if shown else "", **own,
+            ),
+            Series(
+                points=tuple((x, y / 100) for x, y in printed.items() if y is not None),
+                width=0.7, hollow=True, **own | {"dash": "dotted"},
+            ),
+        ]  # fmt: skip
+    ticks = sorted({float(x) for _, points in panel.series for x, _ in points})
+    x = Axis(plot.x, ticks[0] / 1.06, ticks[-1] * 1.06, log=True, at=tuple(ticks))
+    return _finished(panel, x, plot.y, series)
 
 
-def _line(axes: Axes, points: Sequence[tuple[float, list[float]]], label: str, number: int) -> None:
-    if not points:
-        axes.plot(
-            [], [], color=style.LIGHT, marker=style.MARKERS[number], label=f"{label} (not run)"
-        )
-        return
-    xs = [x for x, _ in points]
-    middle = [statistics.median(values) for _, values in points]
-    low = [m - min(values) for m, (_, values) in zip(middle, points, strict=True)]
-    high = [max(values) - m for m, (_, values) in zip(middle, points, strict=True)]
-    axes.errorbar(
-        xs, middle, yerr=(low, high), color=style.SERIES[number], marker=style.MARKERS[number],
-        markersize=5, capsize=2.5, elinewidth=1.0, label=label,
-    )  # fmt: skip
-
-
-def _dotted(axes: Axes, points: Sequence[tuple[float, float]], number: int) -> None:
-    """What was published, in the colour of the line that it belongs to."""
-    axes.plot(
-        [x for x, _ in points], [y / 100 for _, y in points], color=style.SERIES[number],
-        marker=style.MARKERS[number], markersize=5, markerfacecolor="white", linestyle=":",
-        linewidth=1.0,
-    )  # fmt: skip
-
-
-def _curves(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
+def _curves(panel: Panel, plot: Plot, entries: Sequence[Entry]) -> Chart:
     """Accuracy along training: every seed thin, the median of seeds strong."""
-    with _panels(plot, path) as figure:
-        for place, panel in enumerate(plot.panels):
-            axes = figure.add_subplot(1, len(plot.panels), place + 1)
-            axes.set_title(panel.title)
-            of: set[str] = set()
-            for number, (label, points) in enumerate(panel.series):
-                runs = [e for _, name in points for e in _found(entries, name, plot) if e.curve]
-                _seeds(axes, runs, label, number)
-                of |= {e.curve["of"] for e in runs}
-            axes.set_xlabel(plot.x)
-            axes.set_xlim(left=0)
-            _finish(axes, f"accuracy on {' or '.join(sorted(of))}")
+    series: list[Series] = []
+    of: set[str] = set()
+    for number, (label, points) in enumerate(panel.series):
+        runs = [e for _, name in points for e in _found(entries, name, plot) if e.curve]
+        series += _seeds(runs, label, number)
+        of |= {e.curve["of"] for e in runs}
+    last = max((x for s in series for x, _ in s.points), default=1.0)
+    x = Axis(plot.x, 0.0, 1.04 * last)
+    return _finished(panel, x, f"accuracy on {' or '.join(sorted(of))}", series)
 
 
-def _seeds(axes: Axes, runs: Sequence[Entry], label: str, number: int) -> None:
-    colour = style.SERIES[number]
+def _finished(panel: Panel, x: Axis, label: str, series: Sequence[Series]) -> Chart:
+    values = [y for s in series for _, y in s.points]
+    values += [end for s in series for ends in s.spans for end in ends]
+    y = value_axis(label, values, percent=True, zero=False)
+    return Chart(title=panel.title, x=x, y=y, items=tuple(series), legend="best")
+
+
+def _seeds(runs: Sequence[Entry], label: str, number: int) -> Iterator[Series]:
+    own = look(number)
     if not runs:
-        axes.plot([], [], color=style.LIGHT, label=f"{label} (not run)")
+        yield Series(points=(), label=f"{label} (not run)", **own | _PALE)
         return
     paths = [_path(e.curve) for e in runs]
     for xs, ys, _ in paths if len(paths) > 1 else ():
-        axes.plot(xs, ys, color=colour, linewidth=0.7, alpha=0.35)
+        points = tuple(zip(xs, ys, strict=True))
+        yield Series(points=points, colour=own["colour"], width=0.5, faint=True)
     same = len({tuple(steps) for _, _, steps in paths}) == 1
     xs, ys, _ = paths[0]
     if same:
         ys = [statistics.median(values) for values in zip(*(y for _, y, _ in paths), strict=True)]
-    axes.plot(
-        xs, ys, color=colour, marker=style.MARKERS[number], markersize=3.5,
-        markevery=max(1, len(xs) // 12), label=label,
-    )  # fmt: skip
+    yield Series(points=tuple(zip(xs, ys, strict=True)), label=label, size=0.8, **own)
     end = statistics.median(e.accuracy for e in runs)
-    axes.plot(
-        [xs[-1]], [end], color=colour, marker="D", markersize=7, markeredgecolor="white",
-        linestyle="", clip_on=False, zorder=5,
-    )  # fmt: skip
+    yield Series(points=((xs[-1], end),), width=0, size=1.6, **own | {"marker": "diamond"})
 
 
 def _path(curve: Mapping[str, Any]) -> tuple[list[float], list[float], list[int]]:
@@ -183,47 +159,26 @@ def _path(curve: Mapping[str, Any]) -> tuple[list[float], list[float], list[int]
     return first, second, third
 
 
-def _dots(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
+def _dots(panel: Panel, plot: Plot, entries: Sequence[Entry]) -> Chart:
     """Results of things without an order: median and seeds, and what was published."""
-    with _panels(plot, path, height=0.9 + 0.3 * max(len(p.series) for p in plot.panels)) as figure:
-        for place, panel in enumerate(plot.panels):
-            axes = figure.add_subplot(1, len(plot.panels), place + 1)
-            axes.set_title(panel.title)
-            least = math.inf
-            for number, (_, points) in enumerate(panel.series):
-                values = _values(_found(entries, points[0][1], plot), plot.measure)
-                printed = None if plot.measure else every_row()[points[0][1]].published
-                least = min([least, *values, *([printed / 100] if printed else [])])
-                if values:
-                    middle = statistics.median(values)
-                    axes.plot(
-                        values, [number] * len(values), "-|", color=style.BLUE, markersize=9,
-                        linewidth=1.0,
-                    )  # fmt: skip
-                    axes.plot([middle], [number], "o", color=style.BLUE, markersize=7, zorder=4)
-                else:
-                    axes.text(
-                        0.01, number, "not run", color=style.GREY, va="center", fontsize=8,
-                        transform=axes.get_yaxis_transform(),
-                    )  # fmt: skip
-                if printed is not None:
-                    axes.plot(
-                        [printed / 100], [number], "D", color=style.ORANGE, markersize=6,
-                        markerfacecolor="white", markeredgewidth=1.5, zorder=3,
-                    )  # fmt: skip
-            axes.set_yticks(range(len(panel.series)), [label for label, _ in panel.series])
-            axes.set_ylim(len(panel.series) - 0.4, -0.6)
-            axes.tick_params(axis="y", length=0)
-            axes.set_xlabel(plot.y)
-            if plot.measure:
-                axes.set_xlim(left=0)
-            else:
-                style.percent_axis(axes, x=True, y=False)
-                if math.isfinite(least):
-                    axes.set_xlim(left=max(0.0, math.floor(least * 20 - 1) / 20))
-
-
-def _finish(axes: Axes, label: str) -> None:
-    style.percent_axis(axes)
-    axes.set_ylabel(label)
-    axes.legend(loc="best")
+    series: list[Series] = []
+    names = []
+    for number, (label, points) in enumerate(panel.series):
+        values = _values(_found(entries, points[0][1], plot), plot.measure)
+        printed = None if plot.measure else every_row()[points[0][1]].published
+        names.append(label if values else f"{label} (not run)")
+        if values:
+            seeds = tuple((value, float(number)) for value in sorted(values))
+            middle = (statistics.median(values), float(number))
+            series += [
+                Series(points=seeds, marker="circle", size=0.7, width=0.7, hollow=True),
+                Series(points=(middle,), marker="circle", size=1.8, width=0),
+            ]
+        if printed is not None:
+            series.append(Series(points=((printed / 100, float(number)),), colour="orange",
+                                 marker="diamond", size=1.3, width=0, hollow=True))  # fmt: skip
+    found = [x for s in series for x, _ in s.points] + [0.0] * bool(plot.measure)
+    x = value_axis(plot.y, found, percent=not plot.measure, zero=False)
+    at = tuple(float(k) for k in range(len(names)))
+    y = Axis("", len(names) - 0.4, -0.6, at=at, names=tuple(names))
+    return Chart(title=panel.title, x=x, y=y, items=tuple(series))

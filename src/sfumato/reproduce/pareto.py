@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
+from sfumato.charts import pareto, png
+from sfumato.charts.chart import SHAPES, Series, look
+from sfumato.charts.pareto import Point
 from sfumato.data.catalogue import DRAWN
-from sfumato.pictures import style
 from sfumato.reproduce import results_file
 from sfumato.reproduce.literature import CIFAR10
 from sfumato.reproduce.results_file import Entry
@@ -19,68 +18,35 @@ from sfumato.reproduce.row import Row
 from sfumato.reproduce.rows import PAPERS
 
 
-@dataclass(frozen=True)
-class Point:
-    """The best that a paper's rows reach at one epsilon.
-
-    Attributes:
-        epsilon: The budget.
-        model: Of which network.
-        accuracy: The median of its seeds.
-        low: Of the worst seed.
-        high: Of the best seed.
-    """
-
-    epsilon: float
-    model: str
-    accuracy: float
-    low: float
-    high: float
-
-
 def draw(entries: Sequence[Entry], path: Path) -> Path:
     """Accuracy on CIFAR-10 without public images, against epsilon: the literature's and ours."""
-    with style.figure(8.2, 5.2, path) as figure:
-        axes = figure.add_subplot()
-        for number, method in enumerate(CIFAR10):
-            xs, ys = zip(*method.points, strict=True)
-            axes.plot(
-                xs, [y / 100 for y in ys], color=style.GREY, marker="ovs^<>DPXhp*d"[number],
-                markersize=5, linewidth=0.8, alpha=0.45 if method.prior else 0.8,
-                markerfacecolor="white", linestyle="-" if method.verified else ":",
-                label=method.name + (f" ({method.prior})" if method.prior else ""),
-            )  # fmt: skip
-        for number, (name, rows) in enumerate(_series()):
-            _ours(axes, name, _points(entries, rows), number)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 4, 6, 8, 10]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.set_xlim(0.9, 11)
-        axes.set_xlabel("ε at δ = 1e-5")
-        style.percent_axis(axes)
-        axes.set_ylabel("test accuracy")
-        axes.set_title("CIFAR-10 without public images")
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5)
+    series = [
+        Series(
+            points=tuple((x, y / 100) for x, y in method.points), colour="grey", width=0.55,
+            marker=SHAPES[number], hollow=True, faint=bool(method.prior),
+            dash="" if method.verified else "dotted",
+            label=method.name + (f" ({method.prior})" if method.prior else ""),
+        )
+        for number, method in enumerate(CIFAR10)
+    ]  # fmt: skip
+    for number, (name, rows) in enumerate(_series()):
+        series += _ours(name, _points(entries, rows), number)
+    chart = pareto.chart(series, x_label="ε at δ = 1e-5", ticks=(1, 2, 3, 4, 6, 8, 10))
+    chart = replace(chart, title="CIFAR-10 without public images", legend="outside")
+    png.draw([[chart]], path, width=8.2, height=5.2)
     return path
 
 
-def _ours(axes: Axes, name: str, points: Sequence[Point], number: int) -> None:
+def _ours(name: str, points: Sequence[Point], number: int) -> Iterator[Series]:
     """A paper's points in one colour; a line joins those of one network."""
-    if not points:
-        return
-    models = list(dict.fromkeys(p.model for p in points))
-    axes.errorbar(
-        [p.epsilon for p in points], [p.accuracy for p in points],
-        yerr=([p.accuracy - p.low for p in points], [p.high - p.accuracy for p in points]),
-        color=style.SERIES[number], marker=style.MARKERS[number], markersize=7, capsize=3,
-        linestyle="", label=f"ours: {name} ({', '.join(models)})", zorder=5,
-    )  # fmt: skip
+    models = list(dict.fromkeys(p.name for p in points))
     for model in models:
-        line = [p for p in points if p.model == model]
-        axes.plot(
-            [p.epsilon for p in line], [p.accuracy for p in line], color=style.SERIES[number],
-            linewidth=1.6, zorder=4,
+        own = [p for p in points if p.name == model]
+        yield Series(
+            points=tuple((p.epsilon, p.accuracy) for p in own),
+            spans=tuple((p.low, p.high) for p in own),
+            label=f"ours: {name} ({', '.join(models)})" if model == models[0] else "",
+            size=1.5, **look(number),
         )  # fmt: skip
 
 
@@ -108,7 +74,7 @@ def _drawn(row: Row) -> bool:
 
 
 def _points(entries: Sequence[Entry], rows: Sequence[Row]) -> list[Point]:
-    """Of each epsilon the best median of a paper's rows."""
+    """Of each epsilon the best median of a paper's rows, with its worst and best seed."""
     best: dict[float, Point] = {}
     for row in rows:
         for setting in row.settings:

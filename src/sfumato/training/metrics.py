@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -98,14 +98,6 @@ def read(path: Path) -> list[dict[str, Any]]:
         if _is_record(record):
             records.append(record)
     return records
-
-
-def number(record: Mapping[str, Any], key: str) -> float | None:
-    """A finite number of a record, if it has it."""
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 def _is_record(record: Any) -> bool:

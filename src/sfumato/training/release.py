@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from sfumato.charts import curves
 from sfumato.io.atomic import write_whole
-from sfumato.pictures import curves
 from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.guarantee import Guarantee

@@ -16,6 +16,7 @@ from typing import Any, cast
 from sfumato.data.catalogue import DRAWN
 from sfumato.errors import UserError
 from sfumato.io import json_lines
+from sfumato.io.json_lines import number
 from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.exposure import Exposure
@@ -24,7 +25,6 @@ from sfumato.recipe import Recipe
 from sfumato.training import files, schedules
 from sfumato.training.classifier import STATEMENT, TENSORS, read_weights, statement_digest
 from sfumato.training.initial.start import Origin, known_as
-from sfumato.training.metrics import number
 from sfumato.training.recipe_data import split_in_words
 
 _AGREE = 1e-3

@@ -158,25 +158,25 @@
         },
       };
     },
-    points: (svg, c) => {
-      const shown = () => c.points.filter((p) => !off.has(p.run));
-      const at = (p) => [place(c.x, p.at[0]), place(c.y, p.at[1])];
+    stops: (svg, c) => {
+      const shown = () => c.stops.filter((s) => !off.has(s.run));
       return {
         count: () => shown().length,
         move: { ArrowRight: 1, ArrowLeft: -1 },
         near: (x, y) => {
-          let best = -1, least = Infinity;
-          shown().forEach((p, k) => {
-            const [a, b] = at(p), d = Math.hypot(a - x, b - y);
+          let best = -1, least = 60;
+          shown().forEach((s, k) => {
+            const d = Math.hypot(s.at[0] - x, c.across ? 0 : s.at[1] - y);
             if (d < least) { best = k; least = d; }
           });
-          return least < 60 ? best : -1;
+          return best;
         },
         show: (k) => {
-          const p = shown()[k], [x, y] = at(p);
-          const ends = p.interval ? ` (${p.interval.map(share).join(" to ")})` : "";
-          say(svg, [shape("circle", { cx: x, cy: y, r: 10, "fill-opacity": 0 })], [x + 8, y], p.name,
-            [`ε ${short(p.at[0])}`, `accuracy ${share(p.at[1])}${ends}`, p.words]);
+          const s = shown()[k], [x, y] = s.at;
+          const mark = c.across
+            ? shape("line", { x1: x, x2: x, y1: c.across[0], y2: c.across[1] })
+            : shape("circle", { cx: x, cy: y, r: 10, "fill-opacity": 0 });
+          say(svg, [mark], [x + 8, y], s.title, s.lines);
         },
       };
     },
@@ -198,26 +198,11 @@
         },
       };
     },
-    bins: (svg, c) => {
-      const filled = c.counts.map((n, k) => (n ? k : -1)).filter((k) => k >= 0);
-      const middle = (k) => (place(c.x, c.edges[k]) + place(c.x, c.edges[k + 1])) / 2;
-      return {
-        count: () => filled.length,
-        move: { ArrowRight: 1, ArrowLeft: -1 },
-        near: (x) => filled.findIndex((k) => x >= place(c.x, c.edges[k]) && x < place(c.x, c.edges[k + 1])),
-        show: (stop) => {
-          const k = filled[stop], x = middle(k);
-          say(svg, [shape("line", { x1: x, x2: x, y1: 12, y2: 276 })], [x, 110],
-            `confidence ${share(c.edges[k])} to ${share(c.edges[k + 1])}`,
-            [`${c.counts[k]} images`, `mean confidence ${share(c.confidence[k])}`, `accuracy ${share(c.accuracy[k])}`]);
-        },
-      };
-    },
   };
   for (const svg of all("svg[data-chart]")) {
     const c = charts[svg.dataset.chart];
     if (!c) continue;
-    const chart = kinds[c.kind || "lines"](svg, c);
+    const chart = kinds[c.kind](svg, c);
     let now = -1;
     const go = (k) => {
       now = k;

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 
 from sfumato import version
+from sfumato.charts import curves
 from sfumato.data import dead_leaves
 from sfumato.data.catalogue import check_channels
 from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
 from sfumato.models import Trust
-from sfumato.pictures import curves
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import Randomness

@@ -7,8 +7,6 @@ curves differ in marker and line as well, so that they survive printing in grey.
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,14 +18,16 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from sfumato.io.atomic import write_whole
+
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 SKY, PURPLE = "#56b4e9", "#cc79a7"
 INK, GREY, LIGHT = "#222222", "#6b6b6b", "#dddddd"
-SERIES = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, INK)
-MARKERS = "osD^vPX"
-"""Colours and markers of things side by side, in their order."""
-SEQUENTIAL = "Blues"
-"""Colour map from none (white) to all (dark blue): one hue, so only lightness matters."""
+COLOURS = {
+    "blue": BLUE, "orange": ORANGE, "green": GREEN, "red": RED, "purple": PURPLE, "sky": SKY,
+    "grey": GREY, "ink": INK, "light": LIGHT,
+}  # fmt: skip
+"""The colours that a chart's description names."""
 
 DPI = 150
 
@@ -75,15 +75,7 @@ def figure(width: float, height: float, path: Path) -> Iterator[Figure]:
         yield made
         content = io.BytesIO()
         made.savefig(content, format="png", metadata={"Software": "sfumato"})
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.getvalue())
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    write_whole(path, content.getvalue())
 
 
 def percent_axis(axes: Axes, *, x: bool = False, y: bool = True) -> None:
@@ -93,13 +85,3 @@ def percent_axis(axes: Axes, *, x: bool = False, y: bool = True) -> None:
     for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
         if wanted:
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
-
-
-def percent(value: float, decimals: int = 1) -> str:
-    """A fraction as `92.1 %`."""
-    return f"{100 * value:.{decimals}f} %"
-
-
-def shortened(name: str, longest: int = 18) -> str:
-    """A class name that leaves room for the picture."""
-    return name if len(name) <= longest else name[: longest - 1] + "…"

@@ -1,0 +1,1 @@
+"""Charts: one description (`chart`), and two renderers of it (`png` and `svg`)."""

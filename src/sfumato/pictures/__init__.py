@@ -1,1 +1,0 @@
-"""One look for every picture, and the learning curves, which are drawn from plain records."""
