@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,3 +17,33 @@ def _few_threads() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_pictures() -> Iterator[None]:
+    """Runs leave a PNG signature in place of their curves, which take a third of a short run.
+
+    What is drawn is tested in tests/charts, and by the fixture `real_pictures`.
+    """
+    from sfumato.training import release
+    from sfumato.training.initial import prior
+
+    def draw(records: Any, path: Path, **_: Any) -> None:
+        path.unlink(missing_ok=True)
+        path.write_bytes(b"\x89PNG\r\n\x1a\n")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (release, prior):
+            patch.setattr(module, "curves", SimpleNamespace(draw=draw))
+        yield
+
+
+@pytest.fixture
+def real_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw their curves."""
+    from sfumato.charts import curves
+    from sfumato.training import release
+    from sfumato.training.initial import prior
+
+    for module in (release, prior):
+        monkeypatch.setattr(module, "curves", curves)

@@ -37,12 +37,14 @@ def folder_of_images(root: Path, counts: dict[str, int], size: int = 8) -> Path:
     return root
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_a_run_leaves_everything_it_promises(run: Run) -> None:
     code, out, _ = run(*QUICK, "--seed", "0", "--out", "r")
     assert code == 0
     folder = Path("r")
-    for name in ("RECIPE", "LEDGER", "METRICS", "WEIGHTS", "STATEMENT", "CURVES"):
+    for name in ("RECIPE", "LEDGER", "METRICS", "WEIGHTS", "STATEMENT", "GUARANTEE"):
         assert (folder / getattr(files, name)).stat().st_size > 0
+    assert Image.open(folder / files.CURVES).size[0] > 500
     assert list((folder / files.CHECKPOINTS).iterdir())
     last = out.splitlines()[-4:]
     for word, line in zip(("accuracy", "epsilon", "time", "r"), last, strict=True):
