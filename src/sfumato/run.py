@@ -50,7 +50,7 @@ class Run:
 
     Attributes:
         folder: The run folder.
-        name: What to call it; the folder's name.
+        name: The name to show; that of the folder.
         notes: Remarks for a reader on the weights and data, as far as they were read.
     """
 
@@ -172,22 +172,22 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end: weights and statement are there."""
+        """Tell whether the run came to its end: weights and statement are there."""
         return bool(self.statement) and (self.folder / files.WEIGHTS).is_file()
 
     @property
     def private(self) -> bool:
-        """Whether it was trained with noise."""
+        """Tell whether it was trained with noise."""
         return self.recipe.privacy.enabled
 
     @property
     def seeded(self) -> bool:
-        """Whether its noise follows from a seed that somebody may know."""
+        """Tell whether its noise follows from a seed that somebody may know."""
         return self.recipe.training.seed is not None
 
     @property
     def drawn(self) -> bool:
-        """Whether all images were drawn by the program, so that there is nothing to protect."""
+        """Tell whether the program drew all images, so that there is nothing to protect."""
         return self.recipe.data.name == DRAWN
 
     @cached_property
@@ -325,12 +325,12 @@ class Run:
 
     @property
     def weights(self) -> str:
-        """Which weights `classifier` has, in words."""
+        """The weights of `classifier` in words, such as `final weights`."""
         return self._weights[1]
 
     @property
     def step(self) -> int | None:
-        """The step that they are of, if it is known."""
+        """The step of these weights, if it is known."""
         return self._weights[2]
 
     @cached_property

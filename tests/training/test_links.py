@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from sfumato.api import resume
 from sfumato.charts import style
 from sfumato.errors import UserError
 from sfumato.io.locks import alone
 from sfumato.recipes import find
-from sfumato.training.run import resume
 from sfumato.training.tune import tune
 from tiny_run import train_run
 

@@ -45,7 +45,7 @@ def part_of(run: Run, name: str | None) -> tuple[str, ImageSet]:
 def draw_images(
     run: Run, part: ImageSet, count: int | None, *, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """So many images drawn at random, normalised, and labels; all of them in order if None."""
+    """Images drawn at random, normalised, with their labels; all in order if `count` is None."""
     index = np.arange(len(part))
     if count is not None and count < len(part):
         order = np.random.default_rng(seed).permutation(len(part))

@@ -51,7 +51,7 @@ def steps(run: Run) -> str:
 
 
 def warnings(run: Run) -> list[str]:
-    """What a reader must know before believing the numbers, as Markdown."""
+    """Warnings that a reader must see before the numbers, as Markdown."""
     found, g = list(run.problems), run.guarantee
     if not run.private:
         found.insert(0, "**Not private.** This run was trained without noise.")

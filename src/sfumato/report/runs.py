@@ -75,7 +75,7 @@ def tasks(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _task(run: Run) -> tuple[object, ...]:
-    """What accuracies must have in common to be compared: the test images and the classes."""
+    """The test images and classes that accuracies must have in common to be compared."""
     d = run.recipe.data
     named = canonical(d.name)
     subset = (d.subset, d.split_seed) if d.subset else ()

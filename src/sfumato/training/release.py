@@ -126,5 +126,5 @@ def _guarantee(loop: Loop) -> Guarantee:
         }
     return guarantee_of(
         loop.recipe, header, loop.ledger.history(), taken=loop.step, digests=digests,
-        data_name=d.name, frozen=parameters.frozen(loop.model), **private,
+        named=d.name, frozen=parameters.frozen(loop.model), **private,
     )  # fmt: skip

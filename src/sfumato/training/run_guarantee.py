@@ -42,6 +42,8 @@ def guarantee_of(
     history: Sequence[Step],
     *,
     taken: int | None = None,
+    named: str = "",
+    frozen: str = "",
     **facts: Any,
 ) -> Guarantee:
     """The guarantee that follows from a run's recipe and ledger.
@@ -51,20 +53,20 @@ def guarantee_of(
         header: The ledger's first line.
         history: The ledger's steps.
         taken: Steps taken; as many as are counted if None.
-        facts: Attributes that only the run itself knows; `data_name` is the data set's own name,
-            `frozen` a sentence on the parameters that were not trained.
+        named: The data set's own name, for `exposures`; that of the recipe if empty.
+        frozen: A sentence on parameters that were not trained.
+        facts: Other attributes that only the run itself knows.
     """
     p, t = recipe.privacy, recipe.training
     origin = Origin.of(header)
     steps = merge(history)
     counted = sum(step.count for step in steps)
-    named = facts.pop("data_name", None) or known_as(recipe.data.name)
-    start = " ".join(filter(None, [origin.words, facts.pop("frozen", "")]))
+    named = named or known_as(recipe.data.name)
     examples, rate = int(header.get("examples", 0)), float(header.get("rate", 0.0))
     facts = {
         "data": recipe.data.name,
         "public": recipe.data.public,
-        "start": start,
+        "start": " ".join(filter(None, [origin.words, frozen])),
         "taken": counted if taken is None else taken,
         "versions": current_versions(),
         "digests": {"recipe": recipe_digest(header)},
