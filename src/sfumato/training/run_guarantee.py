@@ -193,7 +193,7 @@ def judged(
         "one was edited. No guarantee is stated."
         for words in wrong
     ]
-    return None if problems else stated or follows, problems
+    return (None if problems else stated or follows), problems
 
 
 def _differences(
