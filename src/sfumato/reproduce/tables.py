@@ -90,7 +90,7 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
         only: The one paper whose page is written anew, with the index and the pages that mention
             its rows; all if None.
     """
-    from sfumato.reproduce import figures, pareto
+    from sfumato.reproduce import figures, pareto, readme
 
     entries = results_file.read(results)
     check_own(out)
@@ -113,6 +113,7 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
         written += [page, *(out / picture.file for picture in pictures)]
     front = pareto.draw(entries, out / "pareto-cifar10.png")
     write_whole(index, _index(entries, front.name).encode())
+    written += readme.update(out.parent.parent / "README.md", entries)
     return [*written, front, index]
 
 

@@ -1,0 +1,60 @@
+"""The README's table of accuracies, generated between two marks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sfumato.io.atomic import write_whole
+from sfumato.reproduce import results_file
+from sfumato.reproduce.results_file import Entry
+from sfumato.reproduce.lookup import every_row
+
+BEGIN = "<!-- sfumato reproduce --render: begin -->"
+END = "<!-- sfumato reproduce --render: end -->"
+
+SHOWN = {
+    "sfumato/leaves-cifar10-eps1": "CIFAR-10, from weights that have seen no photograph",
+    "sfumato/leaves-cifar10-eps3": "the same",
+    "sfumato/leaves-cifar10-eps8": "the same",
+    "equivariant/eq-resnet9-d4-cifar10-eps2": "CIFAR-10, from scratch",
+    "sfumato/wavelets-fashion-eps2.7": "Fashion-MNIST, fixed wavelets, on a CPU",
+    "sfumato/wavelets-mnist-eps2.93": "MNIST, the same",
+}
+"""Rows that the README shows, and what it calls them."""
+
+
+def update(readme: Path, entries: Sequence[Entry]) -> list[Path]:
+    """Write the table between the marks of a README; do nothing if it has none.
+
+    Returns:
+        The file, if it was written.
+    """
+    if not readme.is_file():
+        return []
+    before, found, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        return []
+    write_whole(readme, f"{before}{BEGIN}\n{table(entries)}\n{END}{after}".encode())
+    return [readme]
+
+
+def table(entries: Sequence[Entry]) -> str:
+    """Our accuracies with their privacy, as Markdown."""
+    lines = ["| images | ε at δ = 10⁻⁵ | test accuracy | minutes |", "|---|--:|--:|--:|"]
+    rows = every_row()
+    for name, words in SHOWN.items():
+        found = results_file.of_row(entries, rows[name], "best")
+        if not found:
+            continue
+        accuracies = sorted(100 * e.accuracy for e in found)
+        middle = accuracies[len(accuracies) // 2]
+        spread = f" ({accuracies[0]:.1f} to {accuracies[-1]:.1f}, {len(found)} seeds)"
+        minutes = sorted(e.minutes for e in found)[len(found) // 2]
+        budget = rows[name].recipe_for("best").privacy.epsilon
+        lines.append(
+            f"| [{words}](docs/results/{rows[name].paper}.md) | {budget:g} | {middle:.1f} %"
+            f"{spread if len(found) > 1 else ' (one seed)'} | {minutes:.0f} |"
+        )
+    return "\n".join(lines)
