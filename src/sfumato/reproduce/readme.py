@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sfumato.io.atomic import write_whole
 from sfumato.reproduce import results_file
-from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.lookup import every_row
+from sfumato.reproduce.results_file import Entry
 
 BEGIN = "<!-- sfumato reproduce --render: begin -->"
 END = "<!-- sfumato reproduce --render: end -->"
