@@ -49,9 +49,9 @@ def test_a_small_excess_costs_a_small_layer() -> None:
 
 def test_costs_grow_with_the_work() -> None:
     one = layer("a", 128, 256)
-    for way in ("materialise", "norm-only"):
-        assert one.seconds(way, 64) < one.seconds(way, 128)
-        assert one.bytes(way, 64) * 2 == one.bytes(way, 128)
+    for storage in ("materialise", "norm-only"):
+        assert one.seconds(storage, 64) < one.seconds(storage, 128)
+        assert one.bytes(storage, 64) * 2 == one.bytes(storage, 128)
     assert one.entries == 128 * 128 * 9 and one.length == 256
 
 
