@@ -459,7 +459,7 @@ def test_norms_of_groups_can_be_given() -> None:
     assert bound.sensitivity == pytest.approx(10.0)
 
 
-# The order of memory
+# The memory format
 
 
 def test_a_run_in_the_usual_order_of_memory(

@@ -1,4 +1,4 @@
-"""The order of memory changes no gradient, and where a kernel's fault does, that is found."""
+"""The memory format changes no gradient, and a kernel in which it does is found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Faulty(torch.autograd.Function):
 
 
 class _Noisy(nn.Module):
-    """Random numbers in evaluation mode too, drawn in the order of memory."""
+    """Random numbers in evaluation mode too, drawn in memory order."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rand_like(x)
