@@ -2,8 +2,7 @@
 
 Each step also releases, with noise of its own, the number of its examples whose norm is at most C.
 This count moves C by a factor for the next step: `C ← C · exp(−rate · (b − quantile))`, where b is
-the
-noisy fraction.
+the noisy fraction.
 
 **Privacy cost.** Let example i add its clipped gradient g_i (norm at most C) to one sum and
 c_i = [norm ≤ C] − 1/2 to another. Centring makes |c_i| = 1/2 where a bare indicator would have 1.
@@ -54,15 +53,15 @@ class AdaptiveQuantile(ClippingRule):
     """Clip to C, where C follows the `quantile` of the norms.
 
     Attributes:
-            clip: Initial C. With groups, the root of the sum of the squares of the initial C_i.
+        clip: Initial C. With groups, the root of the sum of the squares of the initial C_i.
         quantile: The fraction of examples that should be left unclipped.
-            rate: Step size of C: a step changes it by at most a factor of about exp(rate).
+        rate: Step size of C: a step changes it by at most a factor of about exp(rate).
         count_noise: σ_b, the standard deviation of the noise on the count of examples. With m
             groups each count gets √m times as much.
         by_layer: Whether every layer has a C of its own.
         split: How `clip` is split at the start: `uniform` or `dimension`.
         groups: For each parameter its group; set by `bind`.
-            start: The initial C_i; set by `bind`.
+        start: The initial C_i; set by `bind`.
         limits: The C_i now.
 
     Guarantee: An example adds at most `sensitivity` to the sum of gradients and at most 1/2 to each

@@ -25,10 +25,9 @@ from sfumato.privacy.numerics.parameter_groups import (
 
 MARGIN = 2.0**-16
 """Margin for rounding, 1.5e-5: examples are scaled to C·(1 − MARGIN), so C itself is never
-exceeded.
-Norms take 8e-6 of it (`engines.results`); the rest is for the order in which up to 10^5 examples
-are
-summed in float64, which an example can change by at most 2 · 10^10 roundings of 2^-53 C."""
+exceeded. Norms take 8e-6 of it (`engines.results`); the rest is for the order in which up to 10^5
+examples are summed in float64, which an example can change by at most 2 · 10^10 roundings of 2^-53
+C."""
 
 SMALLEST_WEIGHT = 1e-37
 """Weights below it become zero: float32 holds smaller ones with fewer than 24 bits, and an example
@@ -44,8 +43,7 @@ class ClippingRule(ABC):
     """Map from squared norms per parameter to weights, with a stated sensitivity.
 
     A custom rule defines `sensitivity` and `weights`; the rest has defaults for rules that treat
-    all
-    parameters alike and never change.
+    all parameters alike and never change.
     """
 
     @property
@@ -237,11 +235,9 @@ class GroupWise(ClippingRule):
     Attributes:
         clip: C, the bound on the whole gradient.
         split: `uniform` gives each of m groups C/√m; `dimension` gives a group with d of D
-                patterns: Name patterns such as `stage1.*`; a parameter is in the group of the first
-                    pattern
-                    that matches, and parameters that match none form one more group. Without
-                    patterns each
-                    layer (the module that owns the parameter) is a group.
+            patterns: Name patterns such as `stage1.*`; a parameter is in the group of the first
+                pattern that matches, and parameters that match none form one more group. Without
+                patterns each layer (the module that owns the parameter) is a group.
             layer (the module that owns the parameter) is a group.
         given: Relative sizes of the C_i, one per group, instead of `split`.
         groups: For each parameter its group; set by `bind`.

@@ -21,9 +21,9 @@ class DrawCount:
 
     Attributes:
         sampler: The sampler that they were drawn by; None before the first batch.
-            examples: Their number, as far as it is known without waiting for a device.
-            complete: Whether that is all of them: weights on an accelerator are not read before a
-                release.
+        examples: Their number, as far as it is known without waiting for a device.
+        complete: Whether that is all of them: weights on an accelerator are not read before a
+            release.
         seen: One flag for each example of the sampler, or None if no index is known.
     """
 
@@ -39,7 +39,7 @@ class DrawCount:
 
         Raises:
             UserError: There are too many examples, or one comes twice.
-                RuntimeError: The sampler differs from that of the batches before.
+            RuntimeError: The sampler differs from that of the batches before.
         """
         if self.sampler is not None and self.sampler != sampler:
             raise RuntimeError("the sampler was changed between accumulate and release")
@@ -63,8 +63,8 @@ class DrawCount:
 
         Args:
             sampler: The sampler of the release.
-                statistics: The statistics of the step, which are read only if the count is not
-                    complete.
+            statistics: The statistics of the step, which are read only if the count is not
+                complete.
         """
         if self.sampler is not None and self.sampler != sampler:
             raise RuntimeError("the sampler was changed between accumulate and release")
@@ -85,7 +85,7 @@ def _marked(seen: Tensor | None, indices: Tensor, examples: int) -> Tensor:
     """The flags with these indices set.
 
     Raises:
-            UserError: An index is set already, occurs twice, or is not an index of the sampler.
+        UserError: An index is set already, occurs twice, or is not an index of the sampler.
     """
     if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < examples:
         raise UserError(f"A physical batch has an index outside the sampler's {examples} examples.")

@@ -130,10 +130,10 @@ def read(path: Path, *, needs: Iterable[str] = ()) -> tuple[dict[str, Any], list
 
     Args:
         path: The file.
-            needs: Keys that the header must have.
+        needs: Keys that the header must have.
 
     Raises:
-            UserError: If it cannot be read, is damaged, or lacks a key.
+        UserError: If it cannot be read, is damaged, or lacks a key.
     """
     header, steps, _, _ = _read(path)
     if lacking := [key for key in needs if key not in header]:

@@ -19,8 +19,8 @@ class _Collate:
     """A collate function that also accepts an empty draw.
 
     Attributes:
-            collate: The loader's own collate function.
-            dataset: Its data set; the first example shows the types and shapes of a batch.
+        collate: The loader's own collate function.
+        dataset: Its data set; the first example shows the types and shapes of a batch.
     """
 
     collate: Callable[[list[Any]], Any]

@@ -24,8 +24,7 @@ class GaussianNoise:
     `multiplier`, rounded; the accountants' events are made from this same number. Noise is drawn
     and added in float64, and the noisy sum is rounded to a grid of `2^-12` standard deviations. So
     every sum can lead to every released number within 9 standard deviations, and the low bits of
-    the
-    released sum say nothing about the sum before the noise. docs/mechanism.md has the proof.
+    the released sum say nothing about the sum before the noise. docs/mechanism.md has the proof.
     """
 
     multiplier: float
@@ -45,8 +44,7 @@ class GaussianNoise:
 
         Args:
             totals: The parts. Without noise they are returned as they are.
-                sensitivity: Bound on the norm of the contribution of one example to all parts
-                    together.
+            sensitivity: Bound on the norm of the contribution of one example to all parts together.
             stream: Source of the noise.
         """
         if self.multiplier == 0 or not totals:

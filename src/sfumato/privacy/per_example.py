@@ -40,16 +40,14 @@ class PerExample:
         views: Rows per example, in example-major order. The loss of an example is the mean over
             its views, so its gradient is averaged over them before anything is clipped.
         check: Compare with the one-example-at-a-time reference before the first batch.
-            precision: Compute in this precision where a compiled pass fits the model; norms and
-                sums
-                are in float32 whatever it is. `auto` is bfloat16 on a GPU that computes in it, for
-                a
-                model in float32. None for the model's own precision, not compiled.
+        precision: Compute in this precision where a compiled pass fits the model; norms and sums
+            are in float32 whatever it is. `auto` is bfloat16 on a GPU that computes in it, for a
+            model in float32. None for the model's own precision, not compiled.
 
     Attributes:
         objective: The model, its loss and its views.
-            engine: The engine of the last batch, unless a compiled pass ran it; None before.
-            passed_over: Faster engines that were not used, and the reasons.
+        engine: The engine of the last batch, unless a compiled pass ran it; None before.
+        passed_over: Faster engines that were not used, and the reasons.
         narrowest: The least precise floating-point type that the model computes in.
         proof: Whether isolation is proved besides being tested; None until `prove` is called.
 
@@ -58,8 +56,8 @@ class PerExample:
     is run on random inputs and targets. First with one example changed: if another example's output
     or the state that the model keeps moves, a `UserError` is raised. Then its per-example gradients
     are compared with one-example-at-a-time autograd; an engine that disagrees, or whose gradients
-    of
-    one example move with another, is never used. Layers known to mix examples are refused by name.
+    of one example move with another, is never used. Layers known to mix examples are refused by
+    name.
     """
 
     def __init__(
@@ -210,8 +208,7 @@ class PerExample:
         """Choose and check the engine for inputs like these, and the batch size to run.
 
         The first batch runs as it is. Others are padded to one of a few sizes, so that only few
-        sizes
-        have to be checked.
+        sizes have to be checked.
         """
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
         size = _rung(y.shape[0]) if known and self.check else y.shape[0]

@@ -18,8 +18,7 @@ class PhysicalBatch:
     """A fixed number of examples to process at once.
 
     Attributes:
-            indices: Indices of the examples, `(size,)`; the padding repeats the first drawn
-                example.
+        indices: Indices of the examples, `(size,)`; the padding repeats the first drawn example.
         weights: One for a drawn example, zero for padding.
         start: Position of the first example within the draw.
         drawn: Number of examples that are not padding; they come first.
@@ -36,11 +35,9 @@ class PoissonSampler:
     """Poisson sampling: each example enters a step with probability `batch / examples`.
 
     Guarantee: The draw is a product of independent Bernoulli trials with probability `rate`, exact
-        to
-    2^-64, from a key stream that nobody can predict. Nothing is truncated, shuffled or topped up,
-    and
-    an empty draw is an ordinary one; this is what the accountants' Poisson-subsampled events
-    assume.
+    to 2^-64, from a key stream that nobody can predict. Nothing is truncated, shuffled or topped
+    up, and an empty draw is an ordinary one; this is what the accountants' Poisson-subsampled
+    events assume.
     """
 
     examples: int

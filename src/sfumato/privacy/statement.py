@@ -28,8 +28,7 @@ def meaning(epsilon: float, delta: float, *, unit: str = "image", shown: str | N
     Args:
         epsilon: As in (epsilon, delta).
         delta: The same.
-            unit: The word for an example.
-        shown: Delta as it is to be printed.
+    unit: The word for an example. shown: Delta as it is to be printed.
 
     *Guarantee:* Nothing is called almost as likely whose odds may change by more than e, and delta
     is never called a chance that epsilon fails: losses above epsilon are likelier than that.
@@ -92,8 +91,8 @@ def tuning(words: str, *, unit: str = "image") -> str:
     """A warning that the choice of a recipe may have cost privacy, with what is known of it.
 
     Args:
-            words: The recipe's own words about its tuning, or nothing.
-            unit: The word for an example.
+        words: The recipe's own words about its tuning, or nothing.
+        unit: The word for an example.
     """
     said = " ".join(words.split()).rstrip(".")
     known = f" This one says of itself that it was chosen by {said}." if said else ""
@@ -108,8 +107,7 @@ def groups(values: Mapping[int, float], delta: float, unit: str) -> str:
 
     Args:
         values: Epsilon by number of examples.
-        delta: As in (epsilon, delta).
-            unit: The word for an example.
+        delta: As in (epsilon, delta). unit: The word for an example.
     """
     shown = [upwards(v, 3) if v <= MOST else f"over {MOST:g}" for v in values.values()]
     text = (

@@ -15,9 +15,8 @@ class BatchStatistics:
     They stay on the device until one of them is read, so that a step does not wait for the last.
 
     Args:
-            numbers: Examples, summed loss, correct, clipped and not finite ones, in this order; all
-                zero
-                if None.
+        numbers: Examples, summed loss, correct, clipped and not finite ones, in this order; all
+            zero if None.
     """
 
     def __init__(self, numbers: Tensor | None = None) -> None:
@@ -39,8 +38,8 @@ class BatchStatistics:
         Args:
             gradients: The gradients, with losses and outputs.
             y: The targets.
-                drawn: Mask of the examples that are not padding.
-                clipped: Mask of the examples whose gradients were shortened.
+            drawn: Mask of the examples that are not padding.
+            clipped: Mask of the examples whose gradients were shortened.
             squared: Squared norms `(examples, parameters)`.
         """
         outputs, losses = gradients.outputs, gradients.losses

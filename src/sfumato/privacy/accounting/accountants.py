@@ -76,7 +76,7 @@ class Step:
     Attributes:
         q: Sampling probability of each example, in (0, 1].
         noise_multiplier: Standard deviation of the noise over the sensitivity, at least 0.
-            count: Number of times that the step is taken, at least 1.
+        count: Number of times that the step is taken, at least 1.
     """
 
     q: float
@@ -235,7 +235,7 @@ def compose_pld(history: tuple[Step, ...], points: int, *, group: int = 1) -> An
     Args:
         history: The steps.
         points: Most grid points of one step's loss.
-            group: Number of examples that are added or removed together.
+        group: Number of examples that are added or removed together.
     """
     width = interval(history, points, group=group)
     total = None

@@ -4,13 +4,11 @@ Each function searches for the last integer (steps, examples per batch, noise in
 digit) whose epsilon, together with that of earlier steps on the same images, stays within the
 target. As in dp_accounting's `calibrate_dp_mechanism`, a search has a function from the integer to
 privacy events, a bracket and a tolerance. Cheap upper bounds of epsilon narrow the bracket, RDP
-first;
-the accountant itself then confirms that the answer fits and that its neighbour does not.
+first; the accountant itself then confirms that the answer fits and that its neighbour does not.
 
 *Guarantee:* `accountants.epsilon` of the earlier steps followed by every answer is at most the
 target, with the same accountant. Composition is adaptive: the steps may depend on everything that
-the
-earlier ones released.
+the earlier ones released.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def noise_multiplier_for(
         epsilon: The budget.
         delta: As in (epsilon, delta).
         q: The sampling probability.
-            steps: The number of steps.
+        steps: The number of steps.
         before: Earlier steps on the same images, which count in the budget.
         schedule: Noise multipliers over the steps, relative to each other. The answer is then the
             factor to scale them by, and spends the budget to a thousandth or four digits.
@@ -120,9 +118,9 @@ def steps_for(
         epsilon: The budget.
         delta: As in (epsilon, delta).
         q: The sampling probability.
-            noise_multiplier: The noise multiplier of every step, or a schedule of them.
+        noise_multiplier: The noise multiplier of every step, or a schedule of them.
         before: Earlier steps on the same images, which count in the budget.
-            most: The largest number of steps wanted; that of the schedule, if there is one.
+        most: The largest number of steps wanted; that of the schedule, if there is one.
         accountant: `pld` or `rdp`.
 
     Raises:

@@ -21,12 +21,12 @@ class Exposure:
         data: Its name.
         public: Whether a user declared that it is public.
         steps: Noisy steps taken on it; empty if it was used without noise.
-            epsilon: Epsilon of these steps, by accountant, as the run that took them reported it.
+        epsilon: Epsilon of these steps, by accountant, as the run that took them reported it.
         delta: As in (epsilon, delta).
         seeded: Whether that noise follows from a stated seed.
-            drawn: Whether a program drew the images at random, so that they show nobody.
-            also: Other names that these images, or some of the steps' images, were known by.
-            looked: Decisions made by looking at some of them without noise, in sentences.
+        drawn: Whether a program drew the images at random, so that they show nobody.
+        also: Other names that these images, or some of the steps' images, were known by.
+        looked: Decisions made by looking at some of them without noise, in sentences.
     """
 
     data: str

@@ -2,11 +2,10 @@
 
 A step draws each of a group's k examples with probability q, so the number drawn is binomial, and
 each of them moves the released sum by at most one unit. In the worst case they all move it in the
-same
-direction, and the step is a mixture of Gaussians whose means are the numbers drawn (Choquette-Choo
-et
-al., 2024, corollary 4.7). Steps compose as for one example. The result is usually more than k times
-the epsilon of one: a group is drawn k times as often and moves the sum by up to k times as much.
+same direction, and the step is a mixture of Gaussians whose means are the numbers drawn
+(Choquette-Choo et al., 2024, corollary 4.7). Steps compose as for one example. The result is
+usually more than k times the epsilon of one: a group is drawn k times as often and moves the sum by
+up to k times as much.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def group_epsilon(steps: Sequence[Step], *, delta: float, size: int) -> float:
     Args:
         steps: The history.
         delta: As in (epsilon, delta).
-            size: Number of examples that belong together, such as the images of one person.
+        size: Number of examples that belong together, such as the images of one person.
 
     *Guarantee:* an upper bound under the relation that adds or removes all examples of a group.
     """

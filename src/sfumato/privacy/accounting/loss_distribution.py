@@ -44,10 +44,9 @@ def one_step(
     Args:
         q: Sampling probability of each example.
         noise_multiplier: Standard deviation of the noise over the sensitivity of one example.
-            width: Spacing of the grid.
-            group: Number of examples that are removed or added together. The number of them that a
-                step
-                draws is binomial, and those drawn move the sum by at most as many units.
+        width: Spacing of the grid.
+        group: Number of examples that are removed or added together. The number of them that a step
+            draws is binomial, and those drawn move the sum by at most as many units.
 
     *Guarantee:* the "connect the dots" discretisation dominates the true distribution, so whatever
     is composed from it is an upper bound. The relation is add-or-remove one group of examples.

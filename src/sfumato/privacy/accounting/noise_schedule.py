@@ -64,9 +64,9 @@ def decaying(steps: int, ratio: float, *, pieces: int = PIECES) -> NoiseSchedule
     """`ratio^(−t/T)` in pieces of equal length, each with its value in the middle.
 
     Args:
-            steps: T, the total number of steps.
-            ratio: The noise at the start over that at the end; below 1 the noise grows.
-            pieces: The largest number of different levels.
+        steps: T, the total number of steps.
+        ratio: The noise at the start over that at the end; below 1 the noise grows.
+        pieces: The largest number of different levels.
     """
     if not 0.01 <= ratio <= 100:
         raise UserError(f"The noise may change by a factor of 0.01 to 100 in a run, not {ratio:g}.")

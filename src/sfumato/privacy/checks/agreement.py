@@ -14,8 +14,8 @@ def tolerance(dtype: torch.dtype, *, confirmed: bool = False) -> float:
     """Relative error of a gradient that rounding alone may cause.
 
     In float32, a few activations on the other side of a kink are enough for one per cent. In
-    float64
-    there are hardly any, so gradients that agreed there (`confirmed`) need only agree roughly here.
+    float64 there are hardly any, so gradients that agreed there (`confirmed`) need only agree
+    roughly here.
     """
     if dtype == torch.float64:
         return 1e-7

@@ -64,7 +64,7 @@ class Choice:
     """The engine for a model.
 
     Attributes:
-            engine: The fastest engine that is right.
+        engine: The fastest engine that is right.
         narrowest: The least precise floating-point type that the model computes in.
         passed_over: Faster engines by name, with the reason why each is not right.
     """
@@ -88,7 +88,7 @@ class _Trial:
         draws: Random inputs and targets.
         dtype: The type that inputs are converted to.
         computed_in: The least precise type of the computation.
-            comparison: The mode in which the model can be compared with itself.
+        comparison: The mode in which the model can be compared with itself.
         confirmed: Whether the engine is compared in float64 too.
         double: Returns the objective with a copy of the model in float64, if there can be one.
     """

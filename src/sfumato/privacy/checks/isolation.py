@@ -69,10 +69,10 @@ class Mixing:
     """Evidence that one example reached another.
 
     Attributes:
-            what: What moved: 'outputs', 'gradients', or the model's 'state'.
-            how: A sentence.
-            amount: The difference relative to the largest value; NaN where that has no meaning.
-            where: The layer, if it was found.
+        what: What moved: 'outputs', 'gradients', or the model's 'state'.
+        how: A sentence.
+        amount: The difference relative to the largest value; NaN where that has no meaning.
+        where: The layer, if it was found.
     """
 
     what: str
@@ -97,12 +97,12 @@ def how_examples_mix(
     Args:
         model: The model, in the mode in which it will run.
         x: Random inputs.
-            changes: Rows to change, each with its kind of replacement (one of `KINDS`).
-            losses: If given, gradients with respect to the inputs are compared too.
+        changes: Rows to change, each with its kind of replacement (one of `KINDS`).
+        losses: If given, gradients with respect to the inputs are compared too.
         at: Seed of the model's own random numbers.
 
     Returns:
-            The evidence that one example reached another, or None.
+        The evidence that one example reached another, or None.
     """
     rows = x.shape[0]
     baseline = look(model, x, losses, at=at)

@@ -2,8 +2,7 @@
 
 A memory format must not change them, but kernels have had faults: in PyTorch 2.11 average pooling
 with padding on CUDA gives wrong gradients in `channels_last` (pytorch#188344), for one example and
-in
-a batch alike, so that no comparison of examples can find it.
+in a batch alike, so that no comparison of examples can find it.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from sfumato.privacy.numerics.precision import any_algorithm, full_precision, wi
 
 _SUSPICIOUS = 1e-2
 """A difference that rounding seldom makes. A larger one is measured again in float64, where
-rounding
-makes none, with random numbers held constant."""
+rounding makes none, with random numbers held constant."""
 
 
 def difference(model: nn.Module, like: Tensor) -> float:
@@ -35,9 +33,8 @@ def difference(model: nn.Module, like: Tensor) -> float:
         like: Images whose shape and type to use; their values are not.
 
     Returns:
-            The largest difference, relative to the largest number of its gradient; 0 if it is no
-            more
-            than rounding, or if the model does not run in channels_last.
+        The largest difference, relative to the largest number of its gradient; 0 if it is no more
+        than rounding, or if the model does not run in channels_last.
     """
     found = 0.0
     with undisturbed(model), full_precision(like.device), any_algorithm():

@@ -77,9 +77,9 @@ def culprit(
 
     Args:
         model: The model.
-            first: Runs the model on a batch.
-            second: Runs it on the batch with one example changed, from the same random state.
-            others: Indices of the rows that were not changed.
+        first: Runs the model on a batch.
+        second: Runs it on the batch with one example changed, from the same random state.
+        others: Indices of the rows that were not changed.
     """
     try:
         with _listening(model) as calls:

@@ -43,9 +43,8 @@ def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
     """Check a batch of one size, of normally distributed rows and of images that are alike.
 
     The first and the last example are changed, because a model that goes by the order of a batch
-    may
-    let examples reach only later or only earlier ones. Examples that are much alike compete where
-    a model limits how many it uses.
+    may let examples reach only later or only earlier ones. Examples that are much alike compete
+    where a model limits how many it uses.
 
     Raises:
         UserError: As `refuse_mixing_model`.

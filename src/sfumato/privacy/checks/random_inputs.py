@@ -17,9 +17,8 @@ def random_rows(
     """Random inputs with the shape, type, device and memory format of real ones.
 
     Standard normal, or uniform between 0 and 1 for models that accept nothing negative. Integers
-    lie
-    between the smallest and the largest of the real ones, since they may be indices of a table; a
-    quarter is the smallest and a quarter the largest, since these may have a meaning.
+    lie between the smallest and the largest of the real ones, since they may be indices of a table;
+    a quarter is the smallest and a quarter the largest, since these may have a meaning.
     """
     generator = torch.Generator().manual_seed(seed)
     if not like.is_floating_point() and not like.is_complex():

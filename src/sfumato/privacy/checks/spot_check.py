@@ -103,9 +103,8 @@ class SpotCheck:
         """Check the last batch with the current weights, in the modes that it ran in.
 
         Returns:
-                Whether it was checked: not if the model is no longer trained, or was changed or
-                moved
-                since, or if checks are turned off.
+            Whether it was checked: not if the model is no longer trained, or was changed or moved
+            since, or if checks are turned off.
 
         Raises:
             UserError: One example reached another.
@@ -149,7 +148,7 @@ def same_among_others(run: Callable[[Tensor], Tensor], x: Tensor, found: Tensor)
     Args:
         run: From inputs to one row for each.
         x: The inputs.
-            found: The result of `run` for them.
+        found: The result of `run` for them.
     """
     half = _half(len(x)).to(x.device)
     allowed = _ROUNDING * LOOSE.get(found.dtype, 1e-2)

@@ -44,7 +44,7 @@ class DeferredFilters:
         x: The inputs `(rows, in, H, W)`.
         d: The gradients of the outputs `(rows, out, H', W')`.
         weight: The filters, for their shape.
-            at: The convolution's geometry, and the views.
+        at: The convolution's geometry, and the views.
     """
 
     x: Tensor
@@ -172,7 +172,7 @@ def deferrable(
 
     Args:
         model: The model.
-            paths: Its modules with their names and paths, from `privacy.engines.paths.assign`.
+        paths: Its modules with their names and paths, from `privacy.engines.paths.assign`.
         x: Inputs like those to come.
         views: Rows per example.
     """

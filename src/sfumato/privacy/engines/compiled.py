@@ -34,9 +34,9 @@ class Found:
     """The gradients of one pass, grouped by how their norms and sums are computed.
 
     Attributes:
-            rows: Gradients of small tensors, concatenated to one row per example.
+        rows: Gradients of small tensors, concatenated to one row per example.
         apart: Slots with operators of their own, the gradients of their leaves, and their inputs.
-            whole: Gradients of all other tensors.
+        whole: Gradients of all other tensors.
     """
 
     rows: Tensor | None = None
@@ -111,13 +111,12 @@ class Compiled:
 
     Args:
         objective: The model, its loss and its views.
-            x: Inputs like those to come; the first is used for its shape.
+        x: Inputs like those to come; the first is used for its shape.
         examples: The physical batch size.
         dtype: Precision of the pass; norms and sums are in float32 whatever it is.
-            storage: Store this for all convolutions that can, instead of what the planner chooses.
-            memory: Bytes that stored gradients may take. If None, a quarter of what is free, and no
-                more
-            than `sfumato.privacy.engines.storage_plan.room` leaves them.
+        storage: Store this for all convolutions that can, instead of what the planner chooses.
+        memory: Bytes that stored gradients may take. If None, a quarter of what is free, and no
+            more than `sfumato.privacy.engines.storage_plan.room` leaves them.
 
     Raises:
         NotCompiled: The model has a part that the pass does not know.

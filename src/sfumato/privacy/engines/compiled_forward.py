@@ -47,20 +47,19 @@ class Taps:
 
     Args:
         objective: The model and its views.
-            x: Inputs like those to come; the first is used for its shape.
+        x: Inputs like those to come; the first is used for its shape.
         examples: The physical batch size.
         dtype: Precision of the pass.
-            storage: Store this for all convolutions that can, instead of what the planner chooses.
-            memory: Bytes that stored gradients may take. If None, a quarter of what is free, and no
-                more
-            than `sfumato.privacy.engines.storage_plan.room` leaves them.
+        storage: Store this for all convolutions that can, instead of what the planner chooses.
+        memory: Bytes that stored gradients may take. If None, a quarter of what is free, and no
+            more than `sfumato.privacy.engines.storage_plan.room` leaves them.
 
     Attributes:
-            slots: The slot of each trained tensor.
-            forwards: The forward pass that replaces that of each layer.
-            stash: Receives the inputs that slots need, in the order of the calls.
-            layers: The convolutions that the operators can take, and their outputs' shapes.
-            storage: The storage chosen for each convolution, by the layer's name.
+        slots: The slot of each trained tensor.
+        forwards: The forward pass that replaces that of each layer.
+        stash: Receives the inputs that slots need, in the order of the calls.
+        layers: The convolutions that the operators can take, and their outputs' shapes.
+        storage: The storage chosen for each convolution, by the layer's name.
     """
 
     def __init__(
@@ -345,7 +344,7 @@ def convolutions(
 
     Args:
         objective: The model and its views.
-            calls: Output shape of each layer for one row, for layers called once.
+        calls: Output shape of each layer for one row, for layers called once.
     """
     named = {module: name for name, module, _ in assign(objective.model)}
     found: dict[nn.Module, tuple[Convolution, tuple[int, ...]]] = {}

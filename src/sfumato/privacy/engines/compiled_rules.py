@@ -2,9 +2,8 @@
 
 Like the rules of `layer_rules` they run the layer's forward pass on plain values and define
 gradients for leaves that are never read. A convolution has leaves for what is stored of an
-example's
-filter gradient: the gradient itself, statistics of it, its squared norm, or the gradient of the
-layer's output, from which the weighted sum is computed later.
+example's filter gradient: the gradient itself, statistics of it, its squared norm, or the gradient
+of the layer's output, from which the weighted sum is computed later.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ class FilterLeaves:
     Attributes:
         weight: The filters' value, and `bias` the bias's.
         bias_leaf: `(examples, out)`, or None.
-            geometry: The convolution's geometry, and the views.
+        geometry: The convolution's geometry, and the views.
         direction: `(out, kh, kw, in)` for the statistics, or None.
         factors: `(out,)` for ghost norms of centred gradients, or None.
-            gradient: Leaf for gradients `(examples, out, kh, kw, padded(in))`, or None if they are
-                not
-                stored.
+        gradient: Leaf for gradients `(examples, out, kh, kw, padded(in))`, or None if they are not
+            stored.
         statistics: Leaf for statistics `(examples, 1 or 3, out)`, or None.
         ghost: Leaf for squared norms `(examples,)`, or None.
         output: Leaf for gradients of the output, or None.
@@ -114,8 +112,7 @@ def _filled(t: Tensor) -> Tensor:
     """`(rows, channels, H, W)` in half precision, with channels padded as gradients are.
 
     Matrix units want a multiple of eight, and the compiler writes the zeros in the same kernel as
-    the
-    tensor.
+    the tensor.
     """
     missing = padded(t.shape[1]) - t.shape[1] if t.element_size() == 2 else 0
     return torch.nn.functional.pad(t, (0, 0, 0, 0, 0, missing)) if missing else t

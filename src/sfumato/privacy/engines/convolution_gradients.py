@@ -59,8 +59,7 @@ def _by_taps(
     """One batched product per filter tap, on shifted slices of the zero-padded input.
 
     The output gradients are padded to the input's grid, so a shifted slice of the flattened input
-    is
-    contiguous and runs over rows and views alike; nothing is unfolded.
+    is contiguous and runs over rows and views alike; nothing is unfolded.
     """
     (kh, kw), (ph, pw), (dh, dw) = kernel, padding, dilation
     channels, out = x.shape[1], d.shape[1]

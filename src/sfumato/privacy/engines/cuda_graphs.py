@@ -51,15 +51,14 @@ class Replayed:
 
     Guarantee: A graph is used only if its first replay returns what the function has returned for
     Guarantee: A graph is used only if its first replay returns what the function has returned for
-    the same inputs, up to the differences of libraries that are not deterministic.
-    Args:
+    the same inputs, up to the differences of libraries that are not deterministic. Args:
         function: From tensors to a tuple of tensors.
-            aside: Whether arguments only state the device, and are not read.
-            pool: Memory shared by graphs that are replayed in the order of their capture, one after
-                the other. Their results last until the first of them is replayed again.
+        aside: Whether arguments only state the device, and are not read.
+        pool: Memory shared by graphs that are replayed in the order of their capture, one after
+            the other. Their results last until the first of them is replayed again.
 
     Attributes:
-            refused: The reason why the function could not be captured and runs eagerly, or None.
+        refused: The reason why the function could not be captured and runs eagerly, or None.
     """
 
     def __init__(

@@ -15,8 +15,7 @@ class Engine(ABC):
     """A method of computing the per-example gradients of an objective.
 
     An engine checks nothing itself: `sfumato.privacy.checks.engine_choice` finds out which engine
-    is
-    right for a model.
+    is right for a model.
 
     Args:
         objective: The model, its loss and its views.

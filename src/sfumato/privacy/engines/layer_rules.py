@@ -34,9 +34,8 @@ class Own:
         bias: The bias's value, or None.
         weight_leaf: The weight's per-example leaf, or None where it is not trained.
         bias_leaf: The bias's per-example leaf, likewise.
-            cast: Whether to cast as `torch.autocast` would; False where the values are already in
-                the
-                precision of the pass.
+        cast: Whether to cast as `torch.autocast` would; False where the values are already in the
+            precision of the pass.
     """
 
     views: int

@@ -39,9 +39,8 @@ class Layered(Engine):
 
     Args:
         objective: The model, its loss and its views.
-            book_keeping: Store inputs and output gradients instead of weight gradients where that
-                is
-                cheaper, on a CPU; see `book_keeping`.
+        book_keeping: Store inputs and output gradients instead of weight gradients where that is
+            cheaper, on a CPU; see `book_keeping`.
     """
 
     name = "layers"

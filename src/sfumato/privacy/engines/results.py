@@ -73,9 +73,8 @@ class Gradients:
     Attributes:
         names: Trainable parameters, in the order of every other sequence here.
         shapes: Their shapes.
-            parts: One `(examples, *shape)` tensor or `Deferred` per parameter, or None where the
-                loss
-                does not depend on the parameter.
+        parts: One `(examples, *shape)` tensor or `Deferred` per parameter, or None where the loss
+            does not depend on the parameter.
         losses: Loss of each example.
         outputs: The model's outputs, one row per view.
     """

@@ -37,10 +37,9 @@ class Convolution:
 
     Attributes:
         name: The layer's name.
-            at: Its geometry, and the views.
-            channels: Input channels; `filters` are the output channels, `positions` the spatial
-                positions
-                of an output.
+        at: Its geometry, and the views.
+        channels: Input channels; `filters` are the output channels, `positions` the spatial
+            positions of an output.
     """
 
     name: str
@@ -88,10 +87,9 @@ def plan(layers: Sequence[Convolution], examples: int, *, memory: int) -> dict[s
     Args:
         layers: The convolutions.
         examples: The physical batch.
-            memory: Bytes that gradients may take. Where the fastest choices need more, layers
-                change
-                one by one: the change that loses the least time among those that are enough by
-                themselves, or else the one that frees the most bytes for the time it loses.
+        memory: Bytes that gradients may take. Where the fastest choices need more, layers change
+            one by one: the change that loses the least time among those that are enough by
+            themselves, or else the one that frees the most bytes for the time it loses.
     """
     chosen: dict[str, Storage] = {
         layer.name: min(layer.possible(), key=lambda storage: layer.seconds(storage, examples))
@@ -122,8 +120,8 @@ def room(model: nn.Module, row: Tensor, rows: int) -> int:
 
     Args:
         model: The model.
-            row: An input of one row; its values are not used.
-            rows: Rows of a physical batch.
+        row: An input of one row; its values are not used.
+        rows: Rows of a physical batch.
     """
 
     def kept(count: int) -> int:

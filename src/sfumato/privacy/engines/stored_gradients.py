@@ -54,7 +54,7 @@ class Slot(Protocol):
 
         Args:
             found: The gradients of the leaves.
-                x: The layer's input, if the slot needs it.
+            x: The layer's input, if the slot needs it.
             weights: `(examples, parameters)` in the order of `names`, or `(examples, 1)` for all.
         """
         ...
@@ -75,12 +75,10 @@ class Whole:
     """Slot that stores the gradient of every example.
 
     Attributes:
-            leaf: Receives the gradients; an expanded view of `value` (through which small tensors
-                are
-                read) or of a zero.
-            pullback: From gradients of the leaf's tensor to gradients of the parameters; None if
-                they
-                are the same.
+        leaf: Receives the gradients; an expanded view of `value` (through which small tensors are
+            read) or of a zero.
+        pullback: From gradients of the leaf's tensor to gradients of the parameters; None if they
+            are the same.
     """
 
     names: tuple[str, ...]
@@ -126,7 +124,7 @@ class Together:
     """Small tensors that are parameters themselves, with their gradients in one row per example.
 
     Args:
-            slots: The slots of these tensors.
+        slots: The slots of these tensors.
     """
 
     MOST = 4096
@@ -228,13 +226,13 @@ class Filters:
     norm is an upper bound: the norm before the component along the filter is removed.
 
     Attributes:
-            storage: See `sfumato.privacy.engines.storage_plan`.
-            geometry: The convolution's geometry.
+        storage: See `sfumato.privacy.engines.storage_plan`.
+        geometry: The convolution's geometry.
         step: The parametrisation of the filters, or None for plain ones.
         raw: The raw weight of that parametrisation.
         centred: The centred raw filters at a fixed address, `(out, kh, kw, in)`, in float32.
         directions: The same in the precision of the pass.
-            factors: Factors of the parametrisation's derivative, at a fixed address; see
+        factors: Factors of the parametrisation's derivative, at a fixed address; see
             `sfumato.kernels.definitions.FACTORS`.
     """
 

@@ -41,8 +41,7 @@ class Snapshot:
 
     Parameters and buffers by value, attributes and everything they hold, classes, closures, extra
     state, and the hooks that are registered. Random number generators owned by a model are
-    restored,
-    but a draw from them does not count as a difference.
+    restored, but a draw from them does not count as a difference.
     """
 
     def __init__(self, *parts: object) -> None:

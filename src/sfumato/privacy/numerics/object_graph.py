@@ -56,8 +56,7 @@ class ObjectGraph:
     Visits modules with their parameters, buffers and attributes, containers, objects of classes
     outside the packages above with `__dict__` or `__slots__`, these classes, and the closures,
     defaults and bound objects of functions. Random number generators are restored, but not
-    compared:
-    a draw moves them whatever the data are.
+    compared: a draw moves them whatever the data are.
 
     Attributes:
         values: A copy of each value by its name.

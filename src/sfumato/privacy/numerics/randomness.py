@@ -93,11 +93,9 @@ class Randomness:
 
         Args:
             seed: The number N.
-                after: The hash of noisy weights that a run starts from. The text is then `sfumato
-                    seed N
-                    after HASH`: budgets add up for independent noise alone, and a run with the same
-                    seed
-                    would have the same noise again.
+            after: The hash of noisy weights that a run starts from. The text is then `sfumato seed
+                N after HASH`: budgets add up for independent noise alone, and a run with the same
+                seed would have the same noise again.
         """
         text = f"sfumato seed {seed}" + (f" after {after}" if after else "")
         return cls(hashlib.sha256(text.encode()).digest(), True)

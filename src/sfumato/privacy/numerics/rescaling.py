@@ -1,10 +1,9 @@
 """Inputs and rescaled output gradients of a layer, safe to multiply in float32.
 
 Deferred per-example gradients (`engines.book_keeping`, `engines.stored_gradients`) compute a
-weighted
-sum as one product of the layer's inputs and its output gradients, each times its example's weight.
-The norm of an example may be small while its factors are not: a huge input beside a rescaled
-gradient too small for float32, or the reverse.
+weighted sum as one product of the layer's inputs and its output gradients, each times its example's
+weight. The norm of an example may be small while its factors are not: a huge input beside a
+rescaled gradient too small for float32, or the reverse.
 """
 
 from __future__ import annotations

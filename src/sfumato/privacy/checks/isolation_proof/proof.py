@@ -72,9 +72,8 @@ def prove_isolation(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Proof
         y: Targets, likewise.
 
     Returns:
-            The proof, or the reason why there is none. A model that cannot be followed is not
-            proved;
-            nothing is raised.
+        The proof, or the reason why there is none. A model that cannot be followed is not proved;
+        nothing is raised.
     """
     sizes = Sizes()
     recorder = Recorder(sizes)

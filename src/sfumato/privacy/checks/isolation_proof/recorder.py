@@ -60,9 +60,9 @@ class Recorder(FakeTensorMode):
     """Mode that runs operators on tensors without numbers and derives a value for every result.
 
     Attributes:
-            operators: The number of operators followed.
-            failure: The first reason that ends the proof whatever the values of results, or None.
-            replaced: Addresses of parameters and buffers that were replaced by other tensors.
+        operators: The number of operators followed.
+        failure: The first reason that ends the proof whatever the values of results, or None.
+        replaced: Addresses of parameters and buffers that were replaced by other tensors.
     """
 
     def __init__(self, sizes: Sizes) -> None:

@@ -83,7 +83,7 @@ def multiple(size: Size) -> int:
     """Factor by which a size is a multiple of the batch; 0 if it does not depend on the batch.
 
     Raises:
-            Refused: The size depends on the batch otherwise, or on the data.
+        Refused: The size depends on the batch otherwise, or on the data.
     """
     if not symbolic(size):
         return 0
