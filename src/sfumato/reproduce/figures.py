@@ -29,7 +29,7 @@ class Picture:
     Attributes:
         file: Its name.
         source: The table or figure of the paper that it belongs to.
-        caption: What it shows.
+        caption: A sentence about its content.
     """
 
     file: str
@@ -125,7 +125,7 @@ def _line(axes: Axes, points: Sequence[tuple[float, list[float]]], label: str, n
 
 
 def _dotted(axes: Axes, points: Sequence[tuple[float, float]], number: int) -> None:
-    """What was published, in the colour of the line that it belongs to."""
+    """Plot published points in the colour of their line."""
     axes.plot(
         [x for x, _ in points], [y / 100 for _, y in points], color=style.SERIES[number],
         marker=style.MARKERS[number], markersize=5, markerfacecolor="white", linestyle=":",
@@ -134,7 +134,7 @@ def _dotted(axes: Axes, points: Sequence[tuple[float, float]], number: int) -> N
 
 
 def _curves(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
-    """Accuracy along training: every seed thin, the median of seeds strong."""
+    """Plot accuracy over training: every seed thin, the median of seeds bold."""
     with _panels(plot, path) as figure:
         for place, panel in enumerate(plot.panels):
             axes = figure.add_subplot(1, len(plot.panels), place + 1)
@@ -175,7 +175,7 @@ def _seeds(axes: Axes, runs: Sequence[Entry], label: str, number: int) -> None:
 def _path(curve: Mapping[str, Any]) -> tuple[list[float], list[float], list[int]]:
     """Privacy spent (or steps), accuracies and steps; of points at one epsilon the last.
 
-    An epsilon that takes long to compute is known every so often, for the steps until then.
+    An epsilon that takes long to compute is known at some steps only, and holds for those before.
     """
     xs = curve["epsilon"] or curve["step"]
     last = {x: place for place, x in enumerate(xs)}.values()
@@ -184,7 +184,7 @@ def _path(curve: Mapping[str, Any]) -> tuple[list[float], list[float], list[int]
 
 
 def _dots(plot: Plot, entries: Sequence[Entry], path: Path) -> None:
-    """Results of things without an order: median and seeds, and what was published."""
+    """Plot results without an order: median and seeds, and the published numbers."""
     with _panels(plot, path, height=0.9 + 0.3 * max(len(p.series) for p in plot.panels)) as figure:
         for place, panel in enumerate(plot.panels):
             axes = figure.add_subplot(1, len(plot.panels), place + 1)

@@ -21,14 +21,14 @@ from sfumato.reproduce.rows import PAPERS
 
 @dataclass(frozen=True)
 class Point:
-    """The best that a paper's rows reach at one epsilon.
+    """The best result of a paper's rows at one epsilon.
 
     Attributes:
         epsilon: The budget.
-        model: Of which network.
+        model: The network.
         accuracy: The median of its seeds.
-        low: Of the worst seed.
-        high: Of the best seed.
+        low: Accuracy of the worst seed.
+        high: Accuracy of the best seed.
     """
 
     epsilon: float
@@ -39,7 +39,7 @@ class Point:
 
 
 def draw(entries: Sequence[Entry], path: Path) -> Path:
-    """Accuracy on CIFAR-10 without public images, against epsilon: the literature's and ours."""
+    """Plot accuracy on CIFAR-10 without public images against epsilon: published and ours."""
     with style.figure(8.2, 5.2, path) as figure:
         axes = figure.add_subplot()
         for number, method in enumerate(CIFAR10):
@@ -66,7 +66,7 @@ def draw(entries: Sequence[Entry], path: Path) -> Path:
 
 
 def _ours(axes: Axes, name: str, points: Sequence[Point], number: int) -> None:
-    """A paper's points in one colour; a line joins those of one network."""
+    """Plot a paper's points in one colour; a line joins those of one network."""
     if not points:
         return
     models = list(dict.fromkeys(p.model for p in points))
@@ -87,7 +87,7 @@ def _ours(axes: Axes, name: str, points: Sequence[Point], number: int) -> None:
 def _series() -> Iterator[tuple[str, Sequence[Row]]]:
     """Rows that belong together: those of a paper from scratch, and our own after dead leaves.
 
-    What another row starts from is a means and is left out.
+    Rows that only serve as the start of another are left out.
     """
     for paper in PAPERS:
         starts = {start.id for row in paper.rows for start in (row.needs, row.best_needs) if start}
@@ -101,14 +101,14 @@ def _series() -> Iterator[tuple[str, Sequence[Row]]]:
 
 
 def _drawn(row: Row) -> bool:
-    """Whether a run starts from weights that have seen drawn images alone."""
+    """Tell whether a run starts from weights that were trained on drawn images alone."""
     if row.needs:
         return row.needs.recipe_for("published").data.name == DRAWN
     return row.recipe_for(row.settings[0]).start.source == DRAWN
 
 
 def _points(entries: Sequence[Entry], rows: Sequence[Row]) -> list[Point]:
-    """Of each epsilon the best median of a paper's rows."""
+    """For each epsilon the best median of a paper's rows."""
     best: dict[float, Point] = {}
     for row in rows:
         for setting in row.settings:
