@@ -15,7 +15,6 @@ HOUSE = Path(sfumato.__file__).parent
 EXEMPT = (
     "analysis",
     "cli",
-    "pictures",
     "report",
     "privacy/verify",
     "privacy/mechanism.py",

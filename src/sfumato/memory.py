@@ -58,7 +58,7 @@ class BatchSize:
             self.rows //= 2
 
     def parts(self, count: int, work: Callable[[slice], Found]) -> Iterator[Found]:
-        """What `work` returns for each part of `count` rows, one after the other."""
+        """Results of `work` for each part of `count` rows, one after the other."""
         first = 0
 
         def part(rows: int) -> Found:

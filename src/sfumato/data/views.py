@@ -128,8 +128,7 @@ class Views:
         return views.contiguous(memory_format=memory_format), labels
 
     def apply(self, images: Tensor, parameters: ViewParameters) -> Tensor:
-        """Map `(examples, C, H, W)` floats to `(examples * total, C, H, W)` in example-major
-        order."""
+        """Map images `(examples, C, H, W)` to views `(examples * total, C, H, W)`."""
         if len(images) != parameters.examples:
             raise ValueError(f"{parameters.examples} views were drawn for {len(images)} images")
         changed = self.count - self.clean

@@ -89,8 +89,7 @@ def summary_of(
     size: tuple[int, int] = (32, 32),
     options: Mapping[str, object] | None = None,
 ) -> Summary:
-    """The summary of a model by name, from shapes alone: no weight is drawn, nothing is
-    convolved."""
+    """The summary of a model by name, from shapes alone, without drawing weights."""
     with _ShapesOnly():
         model = create(name, classes=classes, channels=channels, size=size, **(options or {}))
         return summary(model, (channels, *size))

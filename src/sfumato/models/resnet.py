@@ -35,8 +35,7 @@ class Block(nn.Module):
 
 
 def small_stem(stem: Stem, size: tuple[int, int]) -> bool:
-    """Tell whether the network starts at full resolution: `cifar`, or `auto` and a side under
-    64."""
+    """Tell whether the stem keeps full resolution: `cifar`, or `auto` and a side under 64."""
     return stem == "cifar" or (stem == "auto" and min(size) < 64)
 
 

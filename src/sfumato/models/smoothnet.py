@@ -21,8 +21,7 @@ Pooling = Literal["max", "average", "none"]
 
 
 class Stage(nn.Module):
-    """Blocks of `width` channels, each connected to all earlier outputs, to its input, or to
-    neither.
+    """Blocks of `width` channels, linked to all earlier outputs, to their input, or to neither.
 
     Attributes:
         channels: The channels of the output, concatenated where the links are dense.

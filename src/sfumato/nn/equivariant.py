@@ -121,8 +121,7 @@ def _standardisation(coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class FieldBias(nn.Module):
-    """Parametrisation of a bias by one number per field, along the field's invariant unit
-    vector."""
+    """Parametrisation of a bias by one number per field, along the invariant unit vector."""
 
     direction: Tensor
 
@@ -201,8 +200,7 @@ def steerable_conv(
 
 
 class Restriction(nn.Module):
-    """Restriction of regular fields of a group to (more) regular fields of a subgroup: a
-    permutation."""
+    """Restriction of a group's regular fields to a subgroup: a permutation of channels."""
 
     index: Tensor
 
@@ -273,7 +271,6 @@ class EquivariantGroupNorm(nn.Module):
 
 
 def norm_groups(fields: int, nominal: int = 8) -> int:
-    """The largest divisor of `fields`, at most `nominal`, with more than 3 fields a group; else
-    1."""
+    """The largest divisor of `fields` up to `nominal` with over 3 fields a group; else 1."""
     fitting = (d for d in range(nominal, 1, -1) if fields % d == 0 and fields // d > 3)
     return next(fitting, 1)

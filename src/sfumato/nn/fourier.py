@@ -126,8 +126,7 @@ class BlurPool(nn.Module):
 
 
 class DiscMask(nn.Module):
-    """Mask that fades an image to zero outside its inscribed disc, so that rotations lose
-    nothing."""
+    """Mask that fades an image to zero outside its inscribed disc, which rotations preserve."""
 
     mask: Tensor
 

@@ -69,8 +69,7 @@ class Scattering(nn.Module):
 
     @property
     def coefficients(self) -> int:
-        """Coefficients of a channel: one, `angles` per scale, and their square per pair of
-        scales."""
+        """Coefficients per channel: one, `angles` per scale, their square per pair of scales."""
         j, n = self.scales, self.angles
         return 1 + j * n + j * (j - 1) // 2 * n * n
 

@@ -30,8 +30,7 @@ def grid(kernel_size: int) -> Array:
 
 
 def rings(kernel_size: int) -> list[tuple[float, float]]:
-    """Radius and width of the Gaussian rings, from the centre outwards; the outermost is
-    narrower."""
+    """Radius and width of the Gaussian rings, from the centre outwards; the last is narrower."""
     last = kernel_size // 2
     widths = [0.005, *[0.6] * (last - 1), 0.4][: last + 1]
     return [(float(radius), width) for radius, width in enumerate(widths)]

@@ -69,8 +69,7 @@ class ClippingRule(ABC):
         return (self.weights(squared_norms) < 1).any(1)
 
     def gradient_noise(self, total: float) -> float:
-        """The noise multiplier of the gradients for which a whole release has the multiplier
-        `total`."""
+        """The noise multiplier of the gradients if a whole release has the multiplier `total`."""
         return total
 
     def observe(self, squared_norms: Tensor, drawn: Tensor) -> Tensor | None:

@@ -65,8 +65,7 @@ class GaussianNoise:
 
 
 def grid(deviation: float) -> float:
-    """The spacing of the grid for a standard deviation: a power of two, so that scaling is
-    exact."""
+    """The spacing of the grid for a standard deviation: a power of two, for exact scaling."""
     step = math.ldexp(1.0, math.frexp(deviation)[1] - 1 - GRID_BITS)
     if not 0 < 1 / step < math.inf:
         raise UserError(

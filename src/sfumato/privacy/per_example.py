@@ -192,8 +192,7 @@ class PerExample:
         )
 
     def _chosen(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> tuple[Engine, int] | None:
-        """The engine for inputs like these, and the checked batch size to run; None if not
-        chosen."""
+        """The engine for inputs like these and the checked batch size to run, or None."""
         examples = y.shape[0]
         known = self._checked.get(self._signature(x, names), {})
         for size in sorted(known):

@@ -284,8 +284,7 @@ _SPARE = 1 << 26
 
 
 class _NoLarger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode that refuses, before memory is allocated, tensors larger than a weights file
-    explains."""
+    """Mode that refuses tensors larger than a weights file explains, before allocation."""
 
     def __init__(self, most: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

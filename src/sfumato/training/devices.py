@@ -45,8 +45,7 @@ def pick_memory_format(
 
 
 def pick_device(name: str, precision: str = "auto") -> torch.device:
-    """The device for `auto`, `cpu`, `cuda` (or `cuda:1`) or `mps`; it must exist and support the
-    precision."""
+    """The device for `auto`, `cpu`, `cuda` (or `cuda:1`) or `mps`, if it exists here."""
     device = _named_device(name)
     if precision == "bfloat16" and device.type != "cuda":
         raise UserError(

@@ -355,8 +355,7 @@ class Loop:
         return found
 
     def _log(self, recent: BatchStatistics, speed: float) -> None:
-        """Keep the numbers that are shown, and record those that may be
-        (`Recipe.exact_metrics`)."""
+        """Keep the numbers that are shown; record those that `Recipe.exact_metrics` allows."""
         self._settle()
         record: dict[str, float | int] = {"step": self.step}
         if self.recipe.privacy.enabled:

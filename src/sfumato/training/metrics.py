@@ -1,5 +1,4 @@
-"""Metrics of a run in `metrics.jsonl`: one record per line, truncated to the checkpoint on
-resume."""
+"""Metrics of a run in `metrics.jsonl`, truncated to the checkpoint when a run resumes."""
 
 from __future__ import annotations
 

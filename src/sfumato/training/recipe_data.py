@@ -123,8 +123,7 @@ def data_tag(key: bytes, dataset: Dataset) -> str:
 
 
 def changed(folder: Path, recipe: Recipe, header: Mapping[str, Any], dataset: Dataset) -> list[str]:
-    """A note if the training images differ from those of the ledger, as far as can be
-    established."""
+    """A note if the training images differ from those of the ledger, if that can be told."""
     if "examples" not in header:
         return []
     same = int(header["examples"]) == len(dataset.train)

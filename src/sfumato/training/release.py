@@ -1,5 +1,4 @@
-"""The end of a run: weights, guarantee, statement and curves, and at most one use of the test
-set."""
+"""The end of a run: weights, guarantee, statement, curves, and one use of the test set."""
 
 from __future__ import annotations
 

@@ -131,8 +131,7 @@ def _covered(folder: Path) -> tuple[str, ...]:
 
 
 def _message(digests: dict[str, str]) -> bytes:
-    """The bytes that are signed, with their purpose, so that no other signature is mistaken for
-    it."""
+    """The signed bytes, with their purpose, so that no other signature is mistaken for it."""
     return json.dumps({"purpose": _PURPOSE, "sha256": digests}, sort_keys=True).encode()
 
 

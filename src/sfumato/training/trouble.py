@@ -65,8 +65,7 @@ def explain_not_finite(recipe: Recipe, model: nn.Module, step: int) -> None:
 
 
 def about_start(private: PrivateGradients, seconds: float) -> list[str]:
-    """The time of the first step, if long, and a warning if later ones are slower than
-    necessary."""
+    """The time of the first step, if long, and a warning if later ones are slow."""
     engine = private.per_example
     remarks = first_step(seconds, "checks and compilation" if engine.precision else "checks")
     if engine.precision is not None and "compiled" in engine.passed_over:

@@ -267,8 +267,7 @@ class _Budget:
             )
 
     def excess(self, steps: Sequence[Step]) -> float | None:
-        """Epsilon spent if that exceeds the budget, or None; computed only as precisely as
-        needed."""
+        """Epsilon spent if that exceeds the budget, else None; no more precise than needed."""
         if any(bound(steps) <= self.epsilon for bound in self.bounds()):
             return None
         spent = self.spent(steps)

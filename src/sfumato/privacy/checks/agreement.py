@@ -55,8 +55,7 @@ def errors(ours: Gradients, reference: Gradients) -> dict[str, float]:
 
 
 def bookkeeping_error(ours: Gradients, reference: Gradients) -> float:
-    """Relative error of norms and of a weighted sum, which deferred gradients compute
-    separately."""
+    """Relative error of norms and of a weighted sum, which deferred gradients define."""
     if all(part is None or isinstance(part, Tensor) for part in ours.parts):
         return 0.0
     a, b = (g.squared_norms().sum(1).sqrt() for g in (ours, reference))

@@ -332,8 +332,7 @@ def _outputs_agree(engine: PerExample, found: PerExampleGradients, alone: _Alone
 def _agree_in_double(
     engine: PerExample, alone: _Alone, x: Tensor, y: Tensor, least: float
 ) -> bool | None:
-    """Compare the batch with its examples alone in float64; None if the model does not run in
-    it."""
+    """Compare the batch with its examples alone in float64; None if float64 fails."""
     views = engine.views
     with undisturbed(engine.model, engine.loss), full_precision(x.device):
         twin = double_of(engine.objective, x[:views], y[:1])

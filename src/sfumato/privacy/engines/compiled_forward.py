@@ -217,8 +217,7 @@ class Taps:
         return whole
 
     def _weight(self, module: nn.Module) -> tuple[Whole | None, Callable[[Tensor], Tensor] | None]:
-        """The slot of a layer's weight, and the map from its leaf to the weight where they
-        differ."""
+        """The slot of a layer's weight, and the map from its leaf to the weight, if any."""
         value = getattr(module, "weight", None)
         if value is None or not value.requires_grad:
             return None, None
@@ -300,8 +299,7 @@ class Taps:
         return self._by_value[key]
 
     def _parameters(self, module: nn.Module, name: str) -> tuple[str, ...]:
-        """The parameters behind a reparametrised tensor: the raw one, then the parametrisation's
-        own."""
+        """The parameters behind a reparametrised tensor: the raw one, then further ones."""
         chain = module.parametrizations[name]  # type: ignore[index]
         behind = [chain.original, *chain[0].parameters()]  # type: ignore[union-attr]
         if any(id(p) not in self._names for p in behind):
@@ -379,8 +377,7 @@ def _free(device: torch.device) -> int:
 
 
 def _static(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in the compute precision, channels last, at an address that later values are copied
-    to."""
+    """A channels-last copy in the compute precision, which later values are copied to."""
     copy = value.detach().to(dtype, copy=True)
     return (
         copy.contiguous(memory_format=torch.channels_last) if copy.dim() == 4 else copy.contiguous()

@@ -290,8 +290,7 @@ class _Mish(torch.autograd.Function):
 
 
 def _exponential(x: Tensor) -> Tensor:
-    """The exponential in float32 at least; inputs are clamped at 20, beyond which nothing
-    changes."""
+    """The exponential in float32 at least, of inputs up to 20, beyond which mish is x."""
     return x.clamp(max=20.0).to(torch.promote_types(x.dtype, torch.float32)).exp()
 
 

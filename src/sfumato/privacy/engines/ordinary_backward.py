@@ -34,8 +34,7 @@ class Ordinary:
         return known.to(widest(known.device)).unsqueeze(1).expand(-1, len(self.names))
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
-        """The gradient of the weighted sum of losses; the weights must be the same for all
-        parameters."""
+        """The gradient of the weighted sum of losses, with one weight for all parameters."""
         own = weights[:, 0].to(self._losses.dtype)
         if not self._losses.requires_grad:
             return [torch.zeros_like(p) for p in self._parameters]

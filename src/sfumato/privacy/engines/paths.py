@@ -37,8 +37,7 @@ def size_of(module: nn.Module) -> int:
 
 
 def _owns(module: nn.Module) -> bool:
-    """Tell whether a module has trainable parameters of its own, including lists and
-    dictionaries."""
+    """Tell whether a module has trainable parameters of its own, or in a list or dictionary."""
     lists = (nn.ParameterList, nn.ParameterDict)
     own = [*module._parameters.values()]
     own += [
@@ -48,8 +47,7 @@ def _owns(module: nn.Module) -> bool:
 
 
 def assign(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
-    """Each module with trainable parameters: its name, the module, and the path of its
-    gradients."""
+    """The name, the module and the path of each module with trainable parameters."""
     assigned: dict[nn.Module, tuple[str, str]] = {}
 
     def walk(name: str, module: nn.Module) -> None:

@@ -1,5 +1,4 @@
-"""The state that a model keeps between calls, and means of running it without changing that
-state."""
+"""The state that a model keeps between calls: snapshots, and passes that leave no trace."""
 
 from __future__ import annotations
 
@@ -177,8 +176,7 @@ def undisturbed(model: nn.Module, *others: object) -> Iterator[None]:
 
 
 class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode in which PyTorch's random numbers are constants, the same in a batch and for one
-    example.
+    """Mode with constant random numbers, the same in a batch and for one example.
 
     Every draw gives a fixed value in its range: 1 for Bernoulli trials (dropout keeps everything),
     one half for uniform and other real numbers, the identity for permutations.

@@ -81,8 +81,7 @@ class Features:
             self._model.train()
 
     def fits(self) -> bool:
-        """Tell whether features can be stored: one tensor enters the end, and nothing follows
-        it."""
+        """Tell whether features can be stored: one tensor enters the end, which is last."""
         x, _ = _images(self._store, 0)
         (once, output), (again, _) = self._entering(x), self._entering(x)
         if once is None or again is None or not torch.equal(once, again):

@@ -27,8 +27,7 @@ _MANY = 6
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Tell whether a pattern such as `head` or `*.bias` matches a parameter, or a layer around
-    it."""
+    """Tell whether a pattern such as `head` or `*.bias` matches a parameter or its layer."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 

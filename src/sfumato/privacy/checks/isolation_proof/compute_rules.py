@@ -24,8 +24,7 @@ NOT_LINEAR = "a sum over the batch is used in a way that is not linear"
 
 
 def elementwise(call: Call) -> Value:
-    """Rule for operators whose output at a position depends on the inputs at that position
-    alone."""
+    """Rule for operators that compute each position from the inputs at that position."""
     values = [(call.value_of(t), t.shape) for t in call.tensors().values()]
     if any(isinstance(v, Total) for v, _ in values):
         return _linear_elementwise(call)
