@@ -100,7 +100,7 @@ class Bare(nn.Module):
         return self.head(x * self.scale)
 
 
-def test_what_has_no_rule_is_left_to_the_other_paths() -> None:
+def test_layers_without_a_rule_are_not_compiled() -> None:
     with pytest.raises(NotCompiled):
         Compiled(PerExample(Bare(), check=False).objective, torch.randn(2, 4), 2, torch.float32)
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
@@ -199,7 +199,7 @@ def test_gradients_of_the_wrong_example_are_found(
     assert not taken and "for one example by" in reason
 
 
-def test_what_narrow_numbers_do_to_one_example_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_of_one_example_in_bfloat16_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As networks that are sure of an example do: its gradient is off, its norm with it."""
     norms, sums = compiled.Fused.squared_norms, compiled.Fused.weighted_sum
     off = torch.tensor([[1.0], [1.0], [1.06]]).double()

@@ -85,7 +85,7 @@ def test_mish_is_replaced_in_the_compiled_pass() -> None:
 
 
 @pytest.mark.parametrize("views", [1, 3])
-def test_large_matrices_keep_the_gradients_of_their_outputs(views: int) -> None:
+def test_large_matrices_store_output_gradients(views: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 192), nn.Tanh(), nn.Linear(192, 3)).double()
     engine = PerExample(model, views=views, check=False)

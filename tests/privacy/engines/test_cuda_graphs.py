@@ -11,7 +11,7 @@ from sfumato.privacy.engines import cuda_graphs as replay
 from sfumato.privacy.engines.cuda_graphs import Replayed, apart
 
 
-def test_elsewhere_the_function_runs_as_it_is() -> None:
+def test_a_function_runs_eagerly_without_cuda() -> None:
     calls = []
 
     def double(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
