@@ -131,12 +131,12 @@ def copied(model: nn.Module) -> nn.Module:
 
 def how_to_compare(model: nn.Module, x: Tensor) -> Comparison:
     """The mildest mode in which the model repeats itself from different random states."""
-    ways: tuple[Comparison, ...] = ("as it is", "held still", "in evaluation mode")
-    for way in ways:
-        with held(model, way):
+    modes: tuple[Comparison, ...] = ("as it is", "held still", "in evaluation mode")
+    for mode in modes:
+        with held(model, mode):
             first, second = (look(model, x, None, at=at).outputs for at in (1, 2))
         if distance(first, second) <= LOOSE.get(x.dtype, 1e-2):
-            return way
+            return mode
     return "not at all"
 
 

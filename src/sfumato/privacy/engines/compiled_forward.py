@@ -107,14 +107,14 @@ class Taps:
         behind = [name for slot in self.slots for name in slot.names]
         if len(behind) != len(set(behind)) or set(behind) != set(objective.trainable):
             raise NotCompiled("a parameter is behind several weights, or behind none")
-        asking = [self._by_value.get(self._key(module, "weight")) for module in self._calls]
-        places = [slot for slot in asking if slot is not None and slot.asks]
-        self._places = {id(slot): place for place, slot in enumerate(places)}
+        called = [self._by_value.get(self._key(module, "weight")) for module in self._calls]
+        with_input = [slot for slot in called if slot is not None and slot.needs_input]
+        self._input_index = {id(slot): i for i, slot in enumerate(with_input)}
 
     def input_of(self, slot: Slot, inputs: list[Tensor]) -> Tensor | None:
         """The input that a slot needs, among all that were stashed."""
-        place = self._places.get(id(slot))
-        return None if place is None else inputs[place]
+        index = self._input_index.get(id(slot))
+        return None if index is None else inputs[index]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -161,7 +161,7 @@ class Taps:
             slot.value, *within, slot.geometry, slot.directions, slot.scales, slot.gradient,
             slot.statistics, slot.ghost, slot.output,
         )  # fmt: skip
-        keep = slot.asks
+        keep = slot.needs_input
 
         def forward(x: Tensor) -> Tensor:
             if keep:

@@ -357,9 +357,9 @@ class _Embedding(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         (rows, width), padding, views = ctx.settings
         examples = x.shape[0] // views
-        places = x.reshape(examples, -1, 1).long()
+        indices = x.reshape(examples, -1, 1).long()
         d = d.reshape(examples, -1, width)
-        dw = d.new_zeros(examples, rows, width).scatter_add_(1, places.expand_as(d), d)
+        dw = d.new_zeros(examples, rows, width).scatter_add_(1, indices.expand_as(d), d)
         if padding is not None:
             dw[:, padding] = 0
         return None, None, dw, None, None

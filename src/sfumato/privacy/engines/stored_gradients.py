@@ -33,7 +33,7 @@ class Slot(Protocol):
     """The tensor's value in the precision of the pass, at a fixed address."""
 
     @property
-    def asks(self) -> bool:
+    def needs_input(self) -> bool:
         """Tell whether the layer's input is needed."""
         ...
 
@@ -88,7 +88,7 @@ class Whole:
     pullback: Pullback | None
 
     @property
-    def asks(self) -> bool:
+    def needs_input(self) -> bool:
         """False: the input is not needed."""
         return False
 
@@ -157,15 +157,15 @@ class Together:
 
         One column of weights serves all parameters.
         """
-        places = list(itertools.pairwise(self._ends))
+        spans = list(itertools.pairwise(self._ends))
         if weights.shape[1] == 1:
             whole = torch.ops.sfumato.row_sum(rows, weights[:, 0])
-            parts = [whole[a:b] for a, b in places]
+            parts = [whole[a:b] for a, b in spans]
         else:
             columns = weights.unbind(1)
             parts = [
                 torch.ops.sfumato.row_sum(rows[:, a:b], own)
-                for (a, b), own in zip(places, columns, strict=True)
+                for (a, b), own in zip(spans, columns, strict=True)
             ]
         return [part.view(slot.value.shape) for part, slot in zip(parts, self.slots, strict=True)]
 
@@ -186,7 +186,7 @@ class Matrix:
     views: int
 
     @property
-    def asks(self) -> bool:
+    def needs_input(self) -> bool:
         """True: the input is needed."""
         return True
 
@@ -273,7 +273,7 @@ class Filters:
             self.output = zeros(self.value, *self.output_shape)
 
     @property
-    def asks(self) -> bool:
+    def needs_input(self) -> bool:
         """True if the sum is computed by one more product."""
         return self.output is not None
 
