@@ -45,7 +45,7 @@ def complaints(source: str) -> list[str]:
             found.append(f"{name} has no docstring")
         elif RIDDLE.match(text):
             found.append(f"{name} begins with a question word: {text.splitlines()[0]}")
-        elif not text.split("\n\n")[0].endswith((".", ":")):
+        elif not text.split("\n\n")[0].endswith("."):
             found.append(f"{name} does not begin with a whole sentence: {text.splitlines()[0]}")
     return found
 

@@ -19,7 +19,7 @@ class CodeError(UserError):
 
 
 class UntrustedCodeError(CodeError):
-    """A file that names model code which the user has not named himself.
+    """A file that names model code that the user has not named.
 
     Attributes:
         module: The module to trust, if the user knows it.

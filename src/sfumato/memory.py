@@ -1,4 +1,4 @@
-"""Memory that does not suffice: how it is told, and work done in smaller parts because of it."""
+"""Failed allocations: their detection, and work in smaller parts because of them."""
 
 from __future__ import annotations
 

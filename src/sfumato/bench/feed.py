@@ -116,7 +116,7 @@ def build_model(case: Case, **options: Any) -> nn.Module:
 
 
 class Feed:
-    """Draws batches and makes their views, as `sfumato.training.loop` does."""
+    """Feed of batches with their views, as in `sfumato.training.loop`."""
 
     def __init__(self, case: Case, device: torch.device, *, channels_last: bool = True) -> None:
         self.case, self.device = case, device

@@ -107,7 +107,7 @@ def by_shape(shape: Sequence[Size]) -> Rows | None:
 
 
 def checked(value: Value, shape: Sequence[Size]) -> Value:
-    """The value, if a tensor of this shape can be what it says.
+    """Check that a tensor of this shape can have a value, and return the value.
 
     Raises:
         Refused: The shape depends on the batch where the value says that it does not.
