@@ -19,7 +19,7 @@ class CodeError(UserError):
 
 
 class UntrustedCodeError(CodeError):
-    """A file that names model code which the user has not named himself.
+    """A file that names model code that the user has not named.
 
     Attributes:
         module: The module to trust, if the user knows it.
@@ -52,7 +52,7 @@ def nearest_path(path: str) -> str:
 
 
 def names_in(folder: str) -> list[str]:
-    """What a folder holds, without what is hidden; nothing if it cannot be read."""
+    """Names in a folder, without hidden ones; none if it cannot be read."""
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError:

@@ -1,4 +1,4 @@
-"""Memory that does not suffice: how it is told, and work done in smaller parts because of it."""
+"""Failed allocations: their detection, and work in smaller parts because of them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class BatchSize:
             self.rows //= 2
 
     def parts(self, count: int, work: Callable[[slice], Found]) -> Iterator[Found]:
-        """What `work` returns for each part of `count` rows, one after the other."""
+        """Results of `work` for each part of `count` rows, one after the other."""
         first = 0
 
         def part(rows: int) -> Found:

@@ -1,4 +1,4 @@
-"""What a run *is*: frozen dataclasses, TOML in and out, checked with messages for people.
+"""Recipes: frozen dataclasses, read from and written to TOML, checked with messages for people.
 
 A recipe file has one table per section. Whatever it leaves out has the default written in
 `sfumato.settings`, so a recipe on disk may be as short as the differences; the copy that a run
@@ -41,12 +41,12 @@ class Recipe:
 
         *Guarantee:* False for a private run that does not ask for them: neither number is covered
         by epsilon. (A step takes the longer the more images it drew.) Without privacy the weights
-        are as exact, so there is nothing to keep back.
+        are as exact, so there is nothing to hide.
         """
         return self.training.train_metrics or not self.privacy.enabled
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, without those that are unset."""
+        """Nested plain values, without unset ones."""
         return _without_none(dataclasses.asdict(self))
 
     def to_toml(self) -> str:
@@ -69,7 +69,7 @@ class Recipe:
         return "\n".join(lines) + "\n"
 
     def changed(self) -> dict[str, Any]:
-        """The settings that are not what they are by default, by dotted names."""
+        """The settings that differ from their defaults, by dotted names."""
         usual = flat(Recipe().to_dict())
         return {k: v for k, v in flat(self.to_dict()).items() if usual.get(k) != v}
 
@@ -78,11 +78,11 @@ class Recipe:
     ) -> Recipe:
         """The recipe with some settings changed, given by dotted names such as `optimizer.lr`.
 
-        A new number of steps takes the place of one of epochs, and the other way round.
+        A new number of steps replaces a number of epochs, and vice versa.
 
         Args:
             changes: New values; None for the default.
-            options: What the user wrote for a setting, such as `--epsilon`, for messages.
+            options: The user's spelling of a setting, such as `--epsilon`, for messages.
         """
         content = self._beneath(changes)
         for key, value in changes.items():
@@ -101,10 +101,10 @@ class Recipe:
         return from_dict(content, options=options)
 
     def extended_by(self, content: Mapping[str, Any], *, where: str) -> Recipe:
-        """The recipe of a file that extends this one, of which name and description are not kept.
+        """The recipe of a file that extends this one; name and description are the file's own.
 
         Args:
-            content: What the file states, as nested plain values.
+            content: The settings of the file, as nested plain values.
             where: The file, for messages.
         """
         own = content.get("training")
@@ -114,7 +114,7 @@ class Recipe:
         return from_dict(_overlaid(below, content), where=where)
 
     def _beneath(self, settings: Collection[str]) -> dict[str, Any]:
-        """Plain values to put settings over: without a length if the settings state one."""
+        """Plain values to lay settings over, without a length if the settings state one."""
         content = self.to_dict()
         for name in _LENGTH if any(name in settings for name in _LENGTH) else ():
             content["training"].pop(name.removeprefix("training."), None)
@@ -122,7 +122,7 @@ class Recipe:
 
 
 _LENGTH = ("training.steps", "training.epochs")
-"""Each takes the place of the other."""
+"""Each replaces the other."""
 
 _SECTIONS: tuple[str, ...] = (
     "data", "model", "start", "privacy", "optimizer", "augment", "training",
@@ -147,7 +147,7 @@ def _without_none(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested plain values, with others in place of theirs."""
+    """Nested plain values, updated with others."""
     both = dict(below)
     for key, value in above.items():
         old = both.get(key)
@@ -168,7 +168,7 @@ def _toml(value: Any) -> str:
 
 
 def setting_text(value: Any) -> str:
-    """A value as `SECTION.NAME=VALUE` takes it."""
+    """A value in the form that `SECTION.NAME=VALUE` takes."""
     return value if isinstance(value, str) else _toml(value)
 
 
@@ -264,9 +264,9 @@ def _checked(what: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
 
 
 def _is_moderate(value: Any, depth: int = 0) -> bool:
-    """Tell whether a value holds neither whole numbers that no machine word holds, nor deep lists.
+    """Tell whether integers fit a machine word and lists are not nested deeply.
 
-    What a model takes for its own options is checked where it is built.
+    A model's own options are checked where it is built.
     """
     if isinstance(value, list | tuple | Mapping):
         inside = value.values() if isinstance(value, Mapping) else value
@@ -275,7 +275,7 @@ def _is_moderate(value: Any, depth: int = 0) -> bool:
 
 
 def _check_together(recipe: Recipe) -> None:
-    """Settings that are possible alone but not with each other."""
+    """Refuse settings that are possible alone but not together."""
     if recipe.training.steps is not None and recipe.training.epochs is not None:
         raise UserError("Give training.steps or training.epochs, not both.")
     if recipe.optimizer.nesterov and not recipe.optimizer.momentum:
@@ -318,14 +318,14 @@ def _check_methods(recipe: Recipe) -> None:
 
 
 _EARLIER: dict[str, dict[str, Any]] = {"data": {"split_rule": "stratified"}}
-"""Settings that version 0.1 did not have, and what it did."""
+"""Values for settings that version 0.1 did not have, equal to its behaviour."""
 
 
 def from_record(content: Mapping[str, Any], *, where: str) -> Recipe:
     """The recipe that a run's own files state.
 
     They state every setting there was when the run began; a setting that was added later has the
-    value that describes what sfumato did then, which is not always the default of today.
+    value that describes sfumato's behaviour then, which may differ from today's default.
     """
     filled = dict(content)
     for section, settings in _EARLIER.items():
@@ -349,7 +349,7 @@ def loads(text: str, *, where: str, record: bool = False) -> Recipe:
 
     Args:
         text: The file's content.
-        where: Where it comes from, for messages.
+        where: Its origin, for messages.
         record: Whether a run wrote it about itself (see `from_record`).
     """
     content = parse(text, where=where)

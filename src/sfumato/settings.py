@@ -25,7 +25,7 @@ def _setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Which images."""
+    """Images of a run."""
 
     name: str = _setting("digits", "a data set's name, a folder of images or an .npz file")
     size: int | None = _setting(
@@ -62,7 +62,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which network."""
+    """Network of a run."""
 
     name: str = _setting("tanh-cnn", "a registered model, or package.module:function")
     options: dict[str, Any] = _setting(  # noqa: RUF009
@@ -72,7 +72,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Which weights to begin with, and which of them to train."""
+    """Initial weights, and which of them to train."""
 
     source: str = _setting(
         "", "a run folder, weights file or dead-leaves to start from; from scratch if empty"
@@ -101,7 +101,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The guarantee, and how it is met."""
+    """Privacy guarantee, clipping and noise."""
 
     enabled: bool = _setting(True, "false trains without any privacy, for baselines")
     epsilon: float = _setting(3.0, "the budget", above=0)
@@ -152,7 +152,7 @@ class Privacy:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What the private gradient is handed to."""
+    """Optimizer and learning rate."""
 
     name: str = _setting("sgd", "update rule", choices=("sgd", "adam", "adamw", "nadam", "rmsprop"))
     lr: float = _setting(2.0, "learning rate", above=0)
@@ -203,7 +203,7 @@ class Augment:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long and in what pieces."""
+    """Length of a run, batches and views."""
 
     batch: int | None = _setting(
         None, "expected batch B; an eighth of the training set, at most 4096, if unset", least=1

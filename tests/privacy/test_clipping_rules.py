@@ -92,7 +92,7 @@ def test_uniform_rules_have_one_weight_per_example(name: str) -> None:
     assert rule.weights(squared[:0]).shape == (0, 4)
 
 
-def test_weights_by_hand() -> None:
+def test_weights_equal_those_computed_by_hand() -> None:
     squared = torch.tensor([[9.0, 16.0, 0.0, 0.0], [0.01, 0.0, 0.0, 0.03]], dtype=torch.float64)
     near = {"rel": 2e-5}
     assert Flat(2.0).weights(squared)[:, 0].tolist() == pytest.approx([0.4, 1.0], **near)

@@ -169,7 +169,7 @@ def test_one_nan_example_makes_every_parameter_nan(bad: float) -> None:
     assert all(torch.equal(p.grad, w) for p, w in zip(net.parameters(), without, strict=True))
 
 
-def test_expected_batch_is_not_what_was_asked() -> None:
+def test_the_sampler_has_exactly_the_expected_batch() -> None:
     """Asked for 4096 of 50 000, rounding the number of steps per epoch gives 3846."""
     sampler = PoissonSampler(50_000, 4096)
     assert sampler.rate == 4096 / 50_000

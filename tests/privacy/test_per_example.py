@@ -102,7 +102,7 @@ def test_inputs_are_not_used_by_the_checks(model: nn.Module) -> None:
     assert not any(bool((row == X.flatten(1)).all(1).any()) for c in calls for row in c.flatten(1))
 
 
-def test_method_belongs_to_the_shape() -> None:
+def test_the_engine_is_chosen_per_input_shape() -> None:
     """One engine, two shapes that need different methods, in turns."""
 
     class Picky(nn.Module):
@@ -125,7 +125,7 @@ def test_method_belongs_to_the_shape() -> None:
         assert worst(engine, wide) < 1e-4 and engine.method == "loop"
 
 
-def test_freezing_and_thawing(model: nn.Module) -> None:
+def test_frozen_parameters_have_no_gradients_until_they_are_trained_again(model: nn.Module) -> None:
     engine = PerExample(model)
     assert worst(engine) < 1e-4
     model[0].requires_grad_(False)
@@ -160,7 +160,7 @@ def test_rare_branch_falls_back_while_running() -> None:
     assert max(errors(ours, one_at_a_time(engine.model, x, Y)).values()) < 1e-4
 
 
-def test_wrong_number_of_rows(model: nn.Module) -> None:
+def test_a_wrong_number_of_rows_is_refused(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="need 12 rows, not 6"):
         PerExample(model, views=2)(X, Y)
 
@@ -185,7 +185,7 @@ def test_broken_model_is_reported_as_it_breaks() -> None:
         PerExample(net)(X, Y)
 
 
-def test_without_checks_the_layers_rule(model: nn.Module) -> None:
+def test_without_checks_the_first_engine_is_taken(model: nn.Module) -> None:
     engine = PerExample(model, check=False)
     assert worst(engine) < 1e-4 and engine.method == "layers"
     bad = nn.Sequential(model, nn.BatchNorm1d(CLASSES))

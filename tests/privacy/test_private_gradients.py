@@ -116,7 +116,7 @@ def test_history_records_events_as_they_happen(model: nn.Module) -> None:
     assert mechanism.epsilon(delta=1e-5) >= before > 0
 
 
-def test_history_of_a_resumed_run(model: nn.Module) -> None:
+def test_the_history_of_a_resumed_run_counts_earlier_releases(model: nn.Module) -> None:
     mechanism = private(model, noise=GaussianNoise(2.0))
     mechanism.released = 5
     mechanism.release()
@@ -194,7 +194,7 @@ def test_the_global_seed_changes_no_release(model: nn.Module) -> None:
     assert not any(torch.equal(a, b) for a, b in zip(*releases, strict=True))
 
 
-def test_discard_forgets(model: nn.Module) -> None:
+def test_discarded_batches_are_not_released(model: nn.Module) -> None:
     mechanism = private(model)
     mechanism.accumulate(X, Y)
     mechanism.discard()
@@ -244,7 +244,7 @@ def test_weights_only_say_who_was_drawn(model: nn.Module) -> None:
     assert float(norm) <= 0.5
 
 
-def test_frozen_between_accumulate_and_release(model: nn.Module) -> None:
+def test_freezing_between_accumulate_and_release_is_refused(model: nn.Module) -> None:
     mechanism = private(model)
     mechanism.accumulate(X, Y)
     model[0].requires_grad_(False)
@@ -279,7 +279,7 @@ def test_modules_are_walked_three_times_per_batch_and_once_per_release(
 
 
 @pytest.mark.parametrize("rule", [Flat(0.5), GroupWise(0.5)])
-def test_a_model_that_changes_what_it_trains_when_first_called(rule: ClippingRule) -> None:
+def test_parameters_created_or_frozen_in_the_first_call_are_followed(rule: ClippingRule) -> None:
     class Grown(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -305,7 +305,7 @@ def test_a_model_that_changes_what_it_trains_when_first_called(rule: ClippingRul
         assert torch.allclose(grad, found[1][name])
 
 
-def test_not_clipped_means_no_noise(model: nn.Module) -> None:
+def test_noise_without_clipping_is_refused(model: nn.Module) -> None:
     with pytest.raises(UserError, match="not clipped"):
         private(model, clipping=Unclipped(), noise=GaussianNoise(1.0))
     mechanism = private(model, clipping=Unclipped())
@@ -337,7 +337,7 @@ def test_impossible_settings_are_refused(make) -> None:
         make()
 
 
-def test_soft_targets_and_own_loss() -> None:
+def test_soft_targets_with_an_own_loss_are_accepted() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
     targets = torch.softmax(torch.randn(10, 4), 1)
@@ -367,7 +367,7 @@ def test_delta_must_mean_something(model: nn.Module) -> None:
             ask(delta=0.01)
 
 
-def test_numbers_are_not_rules(model: nn.Module) -> None:
+def test_numbers_in_place_of_rules_are_refused(model: nn.Module) -> None:
     for wrong in ({"noise": 1.0}, {"clipping": 1.0}, {"sampler": 64}):
         (name,) = wrong
         with pytest.raises(UserError, match=f"{name} must be something like .*, not"):
@@ -393,7 +393,7 @@ def test_a_loop_of_ones_own_gets_a_statement(model: nn.Module) -> None:
     assert f"| clipping | {mechanism.clipping.describe()} |" in said
 
 
-def test_whole_numbers_may_be_places_in_a_table() -> None:
+def test_integer_inputs_may_be_indices_of_a_table() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(20, 4))
     words = torch.randint(7, (10, 5), generator=torch.Generator().manual_seed(1))

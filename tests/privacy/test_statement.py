@@ -47,7 +47,7 @@ def facts(epsilon: float, steps: tuple[Step, ...] = STEPS, **others: Any) -> Gua
         (1e9, "by a factor of more than 10²¹ (e^ε)"),
     ],
 )
-def test_the_words_follow_epsilon(epsilon: float, said: str) -> None:
+def test_the_meaning_in_words_depends_on_epsilon(epsilon: float, said: str) -> None:
     words = meaning(epsilon, 1e-5)
     assert said in words
     assert ("almost as likely" in words) == (epsilon <= 1)
@@ -75,7 +75,7 @@ def test_delta_is_not_called_the_chance_that_epsilon_fails() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 8.0, 1e9])
-def test_the_statement_says_the_same(epsilon: float) -> None:
+def test_the_statement_holds_the_meaning_in_words(epsilon: float) -> None:
     text = statement(facts(epsilon))
     words = meaning(epsilon, 1e-5)
     assert f"In plain words: {words[0].lower()}{words[1:]}" in text.replace("\n", " ")
@@ -110,7 +110,7 @@ def test_groups_count_schedules_and_the_start_too() -> None:
         "NumPy", "sfumato",
     ],
 )  # fmt: skip
-def test_what_a_reader_must_know_is_there(words: str) -> None:
+def test_the_statement_says_what_a_reader_must_know(words: str) -> None:
     assert words in " ".join(statement(facts(3.0)).split())
 
 

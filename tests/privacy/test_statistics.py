@@ -99,7 +99,7 @@ def test_steps_and_coordinates_are_independent() -> None:
     assert not correlated(noise[:-1] ** 2, noise[1:] ** 2)
 
 
-def test_dependence_is_told_apart() -> None:
+def test_correlated_noise_is_detected() -> None:
     noise = released(60)
     stale = torch.cat([noise[:1], 0.95 * noise[1:] + 0.05 * noise[:-1]])
     assert correlated(stale[:-1], stale[1:])
@@ -187,7 +187,7 @@ def p_of_pairs(rows: Tensor, q: float) -> float:
     return float(min(mean_p, stats.kstest(upper.numpy(), "norm").pvalue))
 
 
-def test_poisson_sampler() -> None:
+def test_draws_of_the_sampler_are_independent_bernoulli_trials() -> None:
     sampler = PoissonSampler(N, B)
     rows = table(sampler)
     assert p_of_marginals(rows, sampler.rate) > P

@@ -53,7 +53,7 @@ def test_a_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "nadam", "rmsprop"])
-def test_optimizers_go_on_bit_for_bit(tmp_path: Path, name: str) -> None:
+def test_restored_optimizers_continue_bit_for_bit(tmp_path: Path, name: str) -> None:
     settings = Recipe().replace({"optimizer.name": name, "optimizer.lr": 0.01}).optimizer
     if name in ("sgd", "rmsprop"):
         settings = Recipe(optimizer=settings).replace({"optimizer.momentum": 0.9}).optimizer

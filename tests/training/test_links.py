@@ -59,7 +59,7 @@ def test_a_link_out_of_the_run_folder_stops_resuming(run: Path, tmp_path: Path, 
     assert contents(away) == before
 
 
-def test_a_linked_file_inside_a_folder_of_the_run(run: Path, tmp_path: Path) -> None:
+def test_a_linked_checkpoint_is_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "theirs").write_bytes(b"somebody's")
     (run / "checkpoints" / "step-0000001.safetensors").symlink_to(tmp_path / "theirs")
     with pytest.raises(UserError, match=r"step-0000001\.safetensors is a link out of the run"):
@@ -73,7 +73,7 @@ def test_links_within_the_run_and_to_the_run_are_no_harm(run: Path, tmp_path: Pa
     assert resume(tmp_path / "link", device="cpu").steps == 4
 
 
-def test_a_folder_of_trials_with_a_link(tmp_path: Path) -> None:
+def test_a_linked_file_of_trials_is_refused(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.write_bytes(b"")
     recipe = find("digits")

@@ -71,7 +71,7 @@ def rates(steps: int, **settings: Any) -> list[float]:
     return [schedules.learning_rate(s, i, steps, epoch=4) for i in range(1, steps + 1)]
 
 
-def test_schedules_by_hand() -> None:
+def test_schedules_equal_those_computed_by_hand() -> None:
     assert rates(3) == [1, 1, 1]
     assert rates(4, schedule="linear") == [1, 0.75, 0.5, 0.25]
     assert rates(2, schedule="cosine") == pytest.approx([1, 0.5])
@@ -127,7 +127,7 @@ def test_a_plateau_lowers_the_rate_and_early_stopping_ends() -> None:
     assert (low.best, low.scale) == (1.0, 1.0)
 
 
-def test_plateau_and_early_stopping_in_a_run(tmp_path: Path) -> None:
+def test_a_run_reduces_its_rate_and_stops_on_a_plateau(tmp_path: Path) -> None:
     chosen = recipe(
         data__validation=0.2,
         optimizer__schedule="plateau",
@@ -178,7 +178,7 @@ def test_a_hopeless_loss_is_said_once(tmp_path: Path) -> None:
 # Averages
 
 
-def test_averages_by_hand() -> None:
+def test_averages_equal_those_computed_by_hand() -> None:
     model = nn.Linear(1, 1, bias=False)
     values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
 
@@ -459,10 +459,10 @@ def test_norms_of_groups_can_be_given() -> None:
     assert bound.sensitivity == pytest.approx(10.0)
 
 
-# The order of memory
+# The memory format
 
 
-def test_a_run_in_the_usual_order_of_memory(
+def test_a_run_uses_the_contiguous_memory_format_where_channels_last_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen, orders = recipe(data__channels=3), []

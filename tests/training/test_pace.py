@@ -30,7 +30,7 @@ class Listening(Silent):
         self.said.append(message)
 
 
-def test_hours_on_a_cpu_have_a_way_out() -> None:
+def test_a_long_run_on_a_cpu_gets_advice() -> None:
     chosen = recipes.for_data("my scans")
     (remark,) = about_pace(chosen, 9000.0, CPU, COLOUR)
     assert "About 2.5 hours" in remark
@@ -48,7 +48,9 @@ def test_hours_on_a_cpu_have_a_way_out() -> None:
     ("seconds", "device", "trained"),
     [(60.0, "cpu", ()), (9000.0, "cuda", ()), (9000.0, "cpu", ("head",))],
 )
-def test_nothing_is_said_otherwise(seconds: float, device: str, trained: tuple[str, ...]) -> None:
+def test_no_advice_is_given_for_short_runs_gpus_and_heads(
+    seconds: float, device: str, trained: tuple[str, ...]
+) -> None:
     chosen = recipes.for_data("scans").replace({"start.train": list(trained)})
     assert about_pace(chosen, seconds, torch.device(device), COLOUR) == []
 

@@ -27,7 +27,7 @@ def work(sampler: PoissonSampler, size: int, overhead: float = 0.0) -> float:
     largest=st.integers(1, 4096),
     overhead=st.floats(0, 128),
 )
-def test_a_size_is_within_its_bounds(
+def test_the_physical_batch_size_is_within_its_bounds(
     examples: int, share: float, largest: int, overhead: float
 ) -> None:
     sampler = PoissonSampler(examples=examples, batch=examples * share)

@@ -161,7 +161,7 @@ def test_a_run_has_one_process_at_a_time(crashed: Path) -> None:
     assert len(ledger.read(crashed / files.LEDGER)[1]) == 10
 
 
-def test_a_run_is_let_go_however_it_ends(crashed: Path) -> None:
+def test_a_ledger_is_closed_however_a_run_ends(crashed: Path) -> None:
     with pytest.raises(RuntimeError, match="crashed") as first:
         resume(crashed, device="cpu", reporter=Crash(9))
     with pytest.raises(UserError, match="another recipe") as second:

@@ -47,7 +47,7 @@ def test_the_accuracy_is_that_of_the_model_in_use(folders: dict[str, Path]) -> N
         assert final["test_accuracy"] == pytest.approx(found, abs=1e-9)
 
 
-def test_files_without_the_field_and_with_nonsense_in_it(
+def test_missing_test_views_mean_none_and_unknown_ones_are_refused(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     path = folders["none"] / "model.safetensors"
@@ -62,7 +62,7 @@ def test_files_without_the_field_and_with_nonsense_in_it(
         load(tmp_path / "odd.safetensors")
 
 
-def test_no_number_is_no_answer() -> None:
+def test_outputs_of_nan_count_as_wrong() -> None:
     outputs = torch.tensor([[float("nan"), 1.0], [1.0, 0.0], [0.0, float("nan")]])
     accuracy, _ = _scored(torch.nn.Identity(), [(outputs, torch.tensor([0, 0, 1]))])
     assert accuracy == 1 / 3

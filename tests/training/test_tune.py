@@ -69,7 +69,7 @@ def test_a_run_that_another_process_has_made_meanwhile_is_not_made_again(tmp_pat
     assert new == found[1:]
 
 
-def test_shares_by_position(tmp_path: Path) -> None:
+def test_parts_share_the_combinations_by_position(tmp_path: Path) -> None:
     choices = {"optimizer.lr": [0.5, 1.0, 4.0]}
     new: list[Trial] = []
     for share in (slice(0, None, 2), slice(1, None, 2)):
@@ -83,7 +83,7 @@ def test_shares_by_position(tmp_path: Path) -> None:
     assert not (tmp_path / "u").exists()
 
 
-def test_what_was_stopped_goes_on(tmp_path: Path) -> None:
+def test_interrupted_tuning_resumes_with_the_same_results(tmp_path: Path) -> None:
     out, choices = tmp_path / "t", {"optimizer.lr": [0.5, 1.0, 4.0]}
     whole = tune(tiny(), choices, out=out, device="cpu")
     lines = (out / "trials.jsonl").read_text().splitlines()
@@ -150,7 +150,7 @@ def test_the_test_set_is_never_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     assert "test" in seen
 
 
-def test_a_run_may_look_at_nothing(tmp_path: Path) -> None:
+def test_without_a_test_set_no_accuracy_is_measured(tmp_path: Path) -> None:
     result = train(tiny(**{"data.test": False}), out=tmp_path / "run", device="cpu")
     assert result.test_accuracy is None and result.validation_accuracy is None
 
@@ -235,13 +235,13 @@ def test_other_recipes_are_kept_apart(tmp_path: Path) -> None:
         ("training.views=1..16", Range(1, 16)),
     ],
 )
-def test_choices_from_text(text: str, wanted: Any) -> None:
+def test_choices_are_parsed_from_text(text: str, wanted: Any) -> None:
     assert parse_choice(text) == (text.partition("=")[0].strip(), wanted)
 
 
 @pytest.mark.parametrize("text", ["optimizer.lr", "=1,2", "optimizer.lr=", "optimizer.lr=8..1",
                                   "optimizer.name=sgd..nadam"])  # fmt: skip
-def test_choices_that_mean_nothing(text: str) -> None:
+def test_choices_without_meaning_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="--try"):
         parse_choice(text)
 

@@ -1,5 +1,5 @@
-"""Speed and memory of whole private steps, beside their peers: `sfumato bench`.
+"""Speed and memory of whole private training steps, beside those of peers: `sfumato bench`.
 
-cases (what is measured) -> contenders and peers (who) -> measure (how) -> record (JSON) ->
-table, picture and render (what people see).
+cases (the work) -> contenders and peers (the programs) -> measure (timing) -> record (JSON) ->
+table, picture and render (presentation).
 """

@@ -1,4 +1,4 @@
-"""What is measured: a model, views per example, rows at once, a precision; and lists of these."""
+"""Cases to measure: model, views per example, rows at once and precision; and lists of these."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CONTENDERS = {
     "vmap": "torch.func vmap",
     "jax-privacy": "JAX-Privacy",
 }
-"""Who can be measured, and what they are called in tables."""
+"""The contenders, with their names in tables."""
 
 ORDER = ("not-private", "not-private-compiled", "sfumato", *list(CONTENDERS)[3:])
-"""Baselines first, so that each row can be compared as it comes in."""
+"""The order of contenders: baselines first, so that each row can be compared as it comes in."""
 
 PHYSICAL = 4
 """Physical batches per update."""
@@ -32,7 +32,7 @@ PRECISIONS = ("bfloat16", "float32")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One comparison: all contenders do the same work.
+    """One comparison, in which all contenders do the same work.
 
     Attributes:
         model: The model's name.
@@ -42,7 +42,7 @@ class Case:
         physical: Physical batches per update.
         examples: Training examples in the generated data set.
         suite: `main`; `large` for an update of many physical batches, measured for its memory; or
-            what a scaling curve varies: `rows`, `views` or `width`.
+            the quantity that a scaling curve varies: `rows`, `views` or `width`.
         options: The model's options.
     """
 
@@ -87,22 +87,22 @@ class Case:
 
     @property
     def views_per_step(self) -> int:
-        """Rows processed by an update, which speeds are counted in."""
+        """Rows processed by an update, the unit of speeds."""
         return self.rows * self.physical
 
     @property
     def scaling(self) -> bool:
-        """Whether it is a point of a scaling curve."""
+        """Tell whether it is a point of a scaling curve."""
         return self.suite in ("rows", "views", "width")
 
     @property
     def title(self) -> str:
-        """A few words for people."""
+        """A short title."""
         return f"{self.model}, K = {self.views}, {self.rows:,} rows, {self.precision}"
 
     @property
     def key(self) -> str:
-        """The same for equal cases, also for one that was read back from a record."""
+        """A key that equal cases share, including one that was read back from a record."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
     def split(self, parts: int) -> Case:
@@ -143,7 +143,7 @@ def grid(
 
 
 def defaults(device: str, precision: str) -> list[Case]:
-    """What `sfumato bench` measures when nothing is said: about two minutes on two CPU cores."""
+    """The cases of `sfumato bench` without arguments: about two minutes on two CPU cores."""
     if device == "cuda":
         names = ("wrn-16-4", "resnet9", "scale-resnet9", "eq-resnet9-d4")
         large = Case(model="wrn-16-4", views=16, physical=32, precision=precision, suite="large")
@@ -167,7 +167,7 @@ def choose(
     rows: Sequence[int] = (),
     physical: int | None = None,
 ) -> list[Case]:
-    """What is asked for; whatever is left open is as in `defaults`, and all of it if all is."""
+    """The requested cases; arguments left open are as in `defaults`."""
     standard = defaults(device, precision)
     if not (names or views or rows or physical):
         return standard
@@ -181,7 +181,7 @@ def choose(
 
 
 def default_contenders(device: str) -> list[str]:
-    """Whom sfumato is measured beside when nothing is said."""
+    """The contenders that sfumato is measured beside by default."""
     if device == "cuda":
         return ["not-private", "opacus", "opacus-ghost", "vmap", "jax-privacy"]
     return ["not-private", "opacus", "opacus-ghost"]
@@ -215,7 +215,7 @@ def scaling(
 
 
 def check_contenders(names: Sequence[str]) -> list[str]:
-    """The contenders asked for, each once, without sfumato itself."""
+    """The requested contenders, each once, without sfumato itself."""
     for name in names:
         if name not in CONTENDERS:
             raise UserError(

@@ -1,8 +1,8 @@
 """Whole training steps to be measured: sfumato's own loop, and training without privacy.
 
-Everything of a step is inside: drawing the batch, gathering, crop and flip, forward and backward
-pass, accumulation over physical batches, the update with momentum and averaged weights; and for
-private ones clipping, noise and the ledger. All contenders get their images in the same way.
+A step includes drawing the batch, gathering, crop and flip, forward and backward pass, accumulation
+over physical batches, and the update with momentum and averaged weights; for private contenders
+also clipping, noise and the ledger. All contenders get their images from the same feed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def real_loop(case: Case, device: torch.device) -> tuple[Loop, Callable[[], None]]:
-    """A `Loop` over generated images in a temporary run folder, and what lets go of the folder."""
+    """A `Loop` over generated images in a temporary run folder, and its clean-up function."""
     from sfumato.privacy.ledger import Ledger
     from sfumato.privacy.numerics.randomness import Randomness
     from sfumato.training import files
@@ -70,7 +70,7 @@ def real_loop(case: Case, device: torch.device) -> tuple[Loop, Callable[[], None
 
 
 def sfumato(case: Case, device: torch.device) -> Contender:
-    """Steps of a real `Loop`."""
+    """A contender that takes steps of a real `Loop`."""
     loop, close = real_loop(case, device)
     generator = torch.Generator().manual_seed(0)
 
@@ -91,12 +91,12 @@ def sfumato(case: Case, device: torch.device) -> Contender:
 
 
 def not_private(case: Case, device: torch.device, *, compiled: bool | None = None) -> Contender:
-    """The same training without privacy.
+    """A contender that trains the same model without privacy.
 
     Args:
-        case: What to do.
-        device: Where.
-        compiled: Whether with `torch.compile`; by default on CUDA only.
+        case: The case.
+        device: The device.
+        compiled: Whether to use `torch.compile`; by default on CUDA only.
     """
     compiled = device.type == "cuda" if compiled is None else compiled
     feed, model = Feed(case, device), build_model(case)
@@ -129,10 +129,10 @@ def not_private(case: Case, device: torch.device, *, compiled: bool | None = Non
 
 
 def prepare(name: str, case: Case, device: torch.device) -> Contender:
-    """Make a contender ready for its first step.
+    """Prepare a contender for its first step.
 
     Raises:
-        Unsupported: If it is not installed, or cannot do this.
+        Unsupported: If it is not installed, or does not support the case.
     """
     from sfumato.bench import jax_peer, peers
 

@@ -1,6 +1,6 @@
-"""What all contenders share: the prepared form, generated images, the recipe, the feed.
+"""Parts that all contenders share: generated images, the recipe, and the feed of batches.
 
-All get their images in the same way, and an update is made of the same batches for everyone.
+All get their images from the same feed, and an update has the same batches for all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENOUGH_STEPS = 10_000
 
 
 class Unsupported(Exception):
-    """A contender that is not installed, or that cannot do what a case asks for."""
+    """A contender that is not installed, or that does not support a case."""
 
 
 @dataclass
@@ -35,13 +35,13 @@ class Contender:
 
     Attributes:
         step: Takes one whole step.
-        how: In what way it computes, for the table.
-        note: What a reader must know to compare.
-        close: Lets go of files.
-        remark: Says after the steps how they were really taken.
-        physical: The examples it really processes at once, if that can change by itself.
+        how: The method of computation, for the table.
+        note: A remark that a reader needs to compare.
+        close: Removes temporary files.
+        remark: Returns, after the steps, how they were really taken.
+        physical: Returns the examples it really processes at once, if that can change by itself.
         synchronise: Waits for its steps, if they do not run on PyTorch's streams.
-        model: Whose layers it runs, for profiles.
+        model: The model that it runs, for profiles.
     """
 
     step: Callable[[], object]
@@ -56,7 +56,7 @@ class Contender:
 
 @functools.lru_cache(maxsize=2)
 def generated(image: tuple[int, int, int], examples: int) -> Dataset:
-    """A data set of random bytes, of which nothing can be learnt but how fast it goes."""
+    """A data set of random bytes, for measuring speed only."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (examples, *image), dtype=np.uint8)
     labels = rng.integers(0, CLASSES, examples, dtype=np.int64)
@@ -74,7 +74,7 @@ def generated(image: tuple[int, int, int], examples: int) -> Dataset:
 
 
 def recipe_of(case: Case) -> Recipe:
-    """The recipe of a case: sigma given, so that no time goes into calibration."""
+    """The recipe of a case, with a given sigma, so that no time goes into calibration."""
     return from_dict(
         {
             "name": "bench",
@@ -116,7 +116,7 @@ def build_model(case: Case, **options: Any) -> nn.Module:
 
 
 class Feed:
-    """Draws batches and makes their views, as `sfumato.training.loop` does."""
+    """Feed of batches with their views, as in `sfumato.training.loop`."""
 
     def __init__(self, case: Case, device: torch.device, *, channels_last: bool = True) -> None:
         self.case, self.device = case, device
@@ -127,7 +127,7 @@ class Feed:
         self.generator = torch.Generator().manual_seed(0)
 
     def draw(self) -> Tensor:
-        """Exactly the batch's number of different examples, in increasing order."""
+        """Draw exactly the batch's number of different examples, in increasing order."""
         return drawn(self.case, self.generator)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,7 +1,7 @@
-"""JAX-Privacy on wide residual networks, where it is installed.
+"""JAX-Privacy on wide residual networks, if it is installed.
 
-JAX-Privacy 2.0 has no image models, so the network is written here over the very weights that the
-PyTorch model starts from; its `clipped_grad` does the rest.
+JAX-Privacy 2.0 has no image models, so the network is written here with the initial weights of the
+PyTorch model; clipping and noise are JAX-Privacy's `clipped_grad`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _contender(case: Case, jax: Any) -> Contender:
 
 
 def weights_of(case: Case, jnp: Any) -> dict[str, Any]:
-    """The PyTorch model's first weights by their names there, filters in JAX's order."""
+    """The PyTorch model's initial weights by their names there, filters in JAX's layout."""
     found = {}
     for name, p in build_model(case).named_parameters():
         values = p.detach()

@@ -1,9 +1,9 @@
-"""How it is measured: warm-up, then whole steps, timed without waiting in between.
+"""Measurement: warm-up, then whole steps, timed without synchronising in between.
 
 On CUDA the contenders run one after the other with the memory to themselves, and an event is
-recorded after each step; the device is not waited for until the last, so work may overlap from
-step to step as it does in training. Elsewhere contenders take turns, one step each, so that a clock
-that drifts or a neighbour that works hits all alike.
+recorded after each step; the host synchronises only after the last, so steps may overlap as they do
+in training. Elsewhere contenders take turns, one step each, so that a drifting clock or another
+process affects all alike.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ Prepare = Callable[[str, Case, torch.device], Contender]
 NOT_BEGUN = "not begun: the time was up"
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _LONGEST = 6.0
-"""Seconds that the timed steps of one contender should take on CUDA; and half of them its warm-up.
-"""
+"""Seconds for the timed steps of one contender on CUDA; its warm-up takes half as long."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """How long to measure.
+    """Duration and place of a measurement.
 
     Attributes:
-        device: Where.
+        device: The device.
         steps: Timed steps of each contender.
         warmup: Steps before these.
-        seconds: Where contenders take turns, take more while these have not passed, up to eight
-            times as many: a median of short steps needs many.
-        deadline: On `time.monotonic`: when to stop beginning anything new.
+        seconds: Where contenders take turns, take more steps until this time has passed, up to
+            eight times as many: a median of short steps needs many.
+        deadline: Time by `time.monotonic` after which nothing new is begun.
     """
 
     device: torch.device
@@ -53,22 +52,22 @@ class Method:
 
     @property
     def late(self) -> bool:
-        """Whether nothing new should begin."""
+        """Tell whether the deadline has passed."""
         return time.monotonic() >= self.deadline
 
 
 def takes_turns(device: torch.device) -> bool:
-    """Whether contenders take turns there, so that a case is measured as a whole or not at all."""
+    """Tell whether contenders take turns on a device, so that a case is measured as a whole."""
     return device.type != "cuda"
 
 
 def settled(measurement: Measurement) -> bool:
-    """Whether there is nothing to be gained by trying again."""
+    """Tell whether a measurement need not be tried again."""
     return bool(measurement.times) or measurement.unsupported
 
 
 def not_begun(measurement: Measurement) -> bool:
-    """Whether it is missing, or was given up, because the time was up."""
+    """Tell whether a measurement is missing, or was given up, because the time was up."""
     return measurement.reason.endswith(NOT_BEGUN)
 
 
@@ -81,15 +80,15 @@ def measure(
     tell: Callable[[str], None] = lambda text: None,
     prepare: Prepare = prepare,
 ) -> list[Measurement]:
-    """Measure contenders in one case; a failure is noted with its reason and ends nothing else.
+    """Measure contenders in one case; a failure is recorded with its reason, and others go on.
 
     Args:
-        case: What to do.
-        names: Who; see `cases.CONTENDERS`.
-        method: How long.
-        done: Called with each measurement as soon as it is there.
-        tell: Called with what is going on, for whoever waits.
-        prepare: Makes a contender ready.
+        case: The case.
+        names: The contenders; see `cases.CONTENDERS`.
+        method: Duration and place.
+        done: Called with each measurement as soon as it exists.
+        tell: Called with messages about progress.
+        prepare: Prepares a contender.
     """
     if takes_turns(method.device):
         return _in_turns(case, names, method, done, tell, prepare)
@@ -103,7 +102,7 @@ def measure(
 
 
 def _alone(name: str, case: Case, method: Method, prepare: Prepare) -> Measurement:
-    """One contender with the device to itself, in smaller physical batches if it must be."""
+    """Measure one contender with the device to itself, in smaller physical batches if needed."""
     result = Measurement(name, case)
     for parts in _SPLITS:
         if method.late:
@@ -152,7 +151,7 @@ def _time_alone(result: Measurement, case: Case, method: Method, prepare: Prepar
 
 
 def _warm_up(contender: Contender, method: Method) -> float:
-    """Take a few steps, fewer of slow ones; returns how long one takes."""
+    """Take a few steps, fewer of slow ones, and return the seconds of one."""
     started, taken = time.perf_counter(), 0
     while taken < max(1, method.warmup) and time.perf_counter() - started < _LONGEST / 2:
         contender.step()
@@ -188,7 +187,7 @@ def _in_turns(
     tell: Callable[[str], None],
     prepare: Prepare,
 ) -> list[Measurement]:
-    """All contenders prepared and warmed up, then one step of each in turn."""
+    """Prepare and warm up all contenders, then take one step of each in turn."""
     results = {name: Measurement(name, case, paired=True) for name in names}
     ready: dict[str, Contender] = {}
 
@@ -256,7 +255,7 @@ def _add_note(result: Measurement, parts: int, case: Case) -> None:
 
 
 def _note_afterwards(result: Measurement, contender: Contender, case: Case) -> None:
-    """Say how the steps were taken, and if the physical batch was lowered on the way."""
+    """Note how the steps were taken, and whether the physical batch was reduced."""
     if words := contender.remark():
         result.how = f"{result.how}, {words}"
     if contender.physical is not None and (now := contender.physical()) < case.at_once:
@@ -264,7 +263,7 @@ def _note_afterwards(result: Measurement, contender: Contender, case: Case) -> N
 
 
 def wait(device: torch.device, contender: Contender) -> None:
-    """Return once what was begun is done."""
+    """Wait until all steps that were begun are done."""
     if contender.synchronise is not None:
         contender.synchronise()
     elif device.type == "cuda":
@@ -275,7 +274,7 @@ def wait(device: torch.device, contender: Contender) -> None:
 
 @contextlib.contextmanager
 def helped(name: str, device: torch.device) -> Iterator[None]:
-    """Give contenders what their users would switch on; sfumato must do so by itself."""
+    """Switch on what users of a contender would; sfumato must do so by itself."""
     before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
     if device.type == "cuda" and name != "sfumato":
         torch.backends.cudnn.benchmark = True
@@ -288,7 +287,7 @@ def helped(name: str, device: torch.device) -> Iterator[None]:
 
 
 def clean(device: torch.device) -> None:
-    """Forget compiled code and give unused memory back."""
+    """Drop compiled code and free unused memory."""
     torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":
@@ -296,7 +295,7 @@ def clean(device: torch.device) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """One line on why a contender failed."""
+    """The reason for a contender's failure, in one line."""
     if isinstance(error, Unsupported):
         return str(error)
     if out_of_memory(error):

@@ -1,4 +1,4 @@
-"""What one contender did in one case: every time, and what follows from them."""
+"""The measurement of one contender in one case: every time, and statistics of them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from sfumato.bench.cases import Case
 
 @dataclass
 class Measurement:
-    """What one contender did in one case.
+    """The measurement of one contender in one case.
 
     Attributes:
-        contender: Who.
-        case: What.
-        how: In what way it computed.
+        contender: The contender.
+        case: The case.
+        how: Its method of computation.
         times: Seconds of every timed step.
-        first_step: Seconds from nothing to the end of the first step, compilation included.
-        peak_memory: Most bytes that PyTorch had reserved on the device during the timed steps:
-            what a captured graph holds on to counts, although nobody allocates it any more.
+        first_step: Seconds until the end of the first step, preparation and compilation included.
+        peak_memory: Most bytes that PyTorch had reserved on the device during the timed steps;
+            memory of captured graphs counts, although it is no longer allocated.
         start_memory: The same during preparation and warm-up.
-        note: What a reader must know to compare.
-        reason: Why there is no measurement, if there is none.
+        note: A remark that a reader needs to compare.
+        reason: The reason why there is no measurement, if there is none.
         paired: Whether its steps took turns with those of the others, one by one.
-        unsupported: Whether it was never tried, as it is not installed or cannot do this at all.
+        unsupported: Whether it was never tried, as it is not installed or does not support the
+            case.
     """
 
     contender: str
@@ -58,7 +59,7 @@ class Measurement:
         return self.case.views_per_step / slow, self.case.views_per_step / fast
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for the record, with the summary that people look for."""
+        """Plain values for the record, with a summary."""
         content = asdict(self)
         if self.times:
             low, high = self.quartiles()

@@ -30,11 +30,11 @@ COLOURS = {
     "jax-privacy": style.PURPLE,
 }
 _WIDTH = 0.84
-"""Of a group of bars; groups are one apart."""
+"""Width of a group of bars; groups are one apart."""
 
 
 def bars(record: Record, path: Path) -> bool:
-    """A panel per model, a group of bars per K; whether there was anything to draw."""
+    """Draw a panel per model and a group of bars per K; tell whether there was anything to draw."""
     main = [m for m in record.measurements if m.case.suite == "main"]
     if not any(m.times for m in main):
         return False
@@ -61,14 +61,14 @@ def bars(record: Record, path: Path) -> bool:
 
 
 def _headline(figure: Figure, *sentences: str) -> None:
-    """Small print above the panels, in lines that the figure has room for."""
+    """Write small text above the panels, wrapped to the figure's width."""
     room = int(15 * figure.get_figwidth())
     lines = [line for sentence in sentences for line in textwrap.wrap(sentence, room)]
     figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=8.5, color=style.GREY)
 
 
 def _shown(main: Sequence[Measurement]) -> list[Measurement]:
-    """What has a place in the picture: not who could not take part at all."""
+    """The measurements in the picture, without contenders that do not support a case."""
     return [m for m in main if not m.unsupported]
 
 
@@ -119,7 +119,7 @@ def _write(axes: Axes, x: float, y: float, words: str, **look: Any) -> None:
 def _bar(
     axes: Axes, m: Measurement, x: float, width: float, top: float, plain: Measurement | None
 ) -> None:
-    """A bar with its quartiles; its share of `plain` inside, or above where there is no room."""
+    """Draw a bar with its quartiles; its share of `plain` inside, or above if there is no room."""
     speed = m.speed or 0.0
     low, high = m.quartiles()
     axes.bar(x, speed, 0.92 * width, color=COLOURS[m.contender])
@@ -139,7 +139,7 @@ def _bar(
 
 
 def _target(axes: Axes, case: Case, plain: Measurement | None, x: float, width: float) -> None:
-    """A short line where sfumato's bar should reach."""
+    """Draw a short line at the target of sfumato's bar."""
     wanted = _wanted(case)
     if wanted is not None and plain is not None and plain.speed:
         level = wanted * plain.speed
@@ -171,7 +171,7 @@ _AXES = {
 
 
 def curves(record: Record, path: Path) -> bool:
-    """Views per second against the physical batch, K and width; whether there was any."""
+    """Plot views per second against physical batch, K and width; tell if there were any."""
     suites = [s for s in _AXES if any(m.case.suite == s and m.times for m in record.measurements)]
     if not suites:
         return False

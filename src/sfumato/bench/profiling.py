@@ -1,4 +1,4 @@
-"""Where the time of a step goes: kernels by time, beside the least that the hardware needs."""
+"""Profile of a step: kernels by time, beside the least time that the hardware needs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ PEAKS = {
     "L40S": (362e12, 183e12, 0.864e12),
     "L4": (121e12, 60e12, 0.3e12),
 }
-"""By a part of the GPU's name: dense bfloat16 and TF32 operations, and bytes, per second."""
+"""Peak rates by part of the GPU's name: bfloat16 and TF32 operations, and bytes, per second."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kind of work.
+    """Time of one kernel.
 
     Attributes:
-        name: Of the kernel, or of the operator on a CPU.
-        calls: Per step.
-        seconds: Per step.
-        share: Of all kernels' time.
+        name: Name of the kernel, or of the operator on a CPU.
+        calls: Calls per step.
+        seconds: Seconds per step.
+        share: Fraction of all kernels' time.
     """
 
     name: str
@@ -49,7 +49,8 @@ class Floor:
 
     Attributes:
         operations: Floating-point operations of convolutions and matrix products.
-        bytes: Their inputs, outputs and gradients, each read or written as often as it must be.
+        bytes: Their inputs, outputs and gradients, each counted as often as it must be read or
+            written.
         compute_seconds: The operations at the device's peak, if that is known.
         memory_seconds: The bytes at its bandwidth, if that is known.
     """
@@ -62,15 +63,15 @@ class Floor:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of one contender's step goes.
+    """The profile of one contender's step.
 
     Attributes:
-        contender: Who.
-        case: What.
-        steps: How many steps were watched.
-        seconds: Of a step that is not watched.
-        busy: Seconds of all kernels in a step that is watched.
-        kernels: Those that take longest.
+        contender: The contender.
+        case: The case.
+        steps: Number of profiled steps.
+        seconds: Seconds of a step that is not profiled.
+        busy: Seconds of all kernels in a profiled step.
+        kernels: The kernels that take longest.
         floor: The least that a step needs.
     """
 
@@ -93,11 +94,11 @@ def profile(
     """Profile a few steps after warming up.
 
     Args:
-        case: What to do.
-        device: Where.
-        contender: Who.
-        steps: Steps to watch.
-        top: Kernels to keep, by time.
+        case: The case.
+        device: The device.
+        contender: The contender.
+        steps: Number of steps to profile.
+        top: Number of kernels to keep, by time.
     """
     from torch.autograd.profiler_util import FunctionEventAvg
     from torch.profiler import ProfilerActivity
@@ -159,7 +160,7 @@ _STEP = "sfumato step"
 
 
 def floor_of(case: Case, gpu: str) -> Floor:
-    """The least that a step of a case takes on a device.
+    """The least time and traffic of a step of a case on a device.
 
     A product y = xW of the forward pass has two more of the same size in the backward pass, those
     for the gradients of x and of W. In the three, x, y and their gradients are read or written
@@ -231,7 +232,7 @@ def rows(p: Profile, longest: int = 90) -> list[list[str]]:
 
 
 def read(content: dict[str, Any]) -> Profile:
-    """A profile from a record's plain values."""
+    """Read a profile from a record's plain values."""
     return Profile(
         **content
         | {

@@ -1,4 +1,4 @@
-"""The record of a run: where, with what and by which command, and every repeat's time, as JSON."""
+"""The record of a run as JSON: hardware, versions, command, and the time of every step."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ OPTIONS = {
     "precision": "--precision",
     "physical": "--physical",
 }
-"""What a case has of the command line."""
+"""Settings of the command line that a case holds."""
 
 
 @dataclass
 class Record:
-    """Everything that a run of `sfumato bench` found out.
+    """The results of a run of `sfumato bench`.
 
     Attributes:
         hardware: Device, GPU, CPU, cores and threads.
-        versions: Of Python and of the packages that matter.
-        settings: What was asked for.
+        versions: Versions of Python and of the packages that matter.
+        settings: The requested settings.
         command: The command line.
-        commit: Of the source, if it is a checkout; `+` after it means with changes.
-        date: When it began.
-        finished: Whether everything that was asked for was measured or has a reason.
+        commit: Commit of the source, if it is a checkout; `+` after it means with changes.
+        date: Time of the start.
+        finished: Whether every requested measurement exists or has a reason.
         measurements: One per case and contender.
-        profiles: What `--profile` found.
-        path: Where the record is kept.
+        profiles: Results of `--profile`.
+        path: The file of the record.
     """
 
     hardware: dict[str, Any]
@@ -61,7 +61,7 @@ class Record:
 
     @classmethod
     def begin(cls, device: str, settings: dict[str, Any], *, path: Path | None = None) -> Record:
-        """Start a record; with a path, the file is made at once and must be new."""
+        """Start a record; with a path, the file is created at once and must be new."""
         record = cls(
             hardware=hardware(device),
             versions=versions(),
@@ -78,7 +78,7 @@ class Record:
 
     @classmethod
     def resume(cls, device: str, settings: dict[str, Any], *, path: Path) -> Record:
-        """Read a record to go on with it; what is asked for, and where, must be as it was."""
+        """Read a record to continue it; settings and hardware must be unchanged."""
         record = read(path)
         there, here = record.conditions(), cls.begin(device, settings).conditions()
         for what in there | here:
@@ -92,7 +92,7 @@ class Record:
         return record
 
     def conditions(self) -> dict[str, Any]:
-        """What must be the same throughout a record, by the names that a user knows."""
+        """The values that must be the same throughout a record, by names that a user knows."""
         h, s = self.hardware, self.settings
         machine = {"GPU": "gpu"} if self.cuda else {"CPU": "cpu", "threads": "threads"}
         cases = s.get("cases", [])
@@ -108,12 +108,12 @@ class Record:
         }
 
     def find(self, case: Case, contender: str) -> Measurement | None:
-        """What is known of a contender in a case."""
+        """The measurement of a contender in a case, if any."""
         wanted = case.key, contender
         return next((m for m in self.measurements if _key(m) == wanted), None)
 
     def add(self, *measurements: Measurement) -> None:
-        """Keep measurements, on the disk too, in place of earlier ones and in the cases' order."""
+        """Add measurements, on disk too, in place of earlier ones and in the cases' order."""
         new = {_key(m) for m in measurements}
         earlier = [m for m in self.measurements if _key(m) not in new]
         order = [Case(**case).key for case in self.settings.get("cases", [])]
@@ -126,7 +126,7 @@ class Record:
         self.save()
 
     def save(self) -> None:
-        """Write the file anew, whole."""
+        """Write the file anew, whole or not at all."""
         if self.path is not None:
             try:
                 write_whole(self.path, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
@@ -150,11 +150,11 @@ class Record:
 
     @property
     def cuda(self) -> bool:
-        """Whether it was measured on a GPU of NVIDIA's."""
+        """Tell whether it was measured on an NVIDIA GPU."""
         return self.hardware.get("device") == "cuda"
 
     def where(self) -> str:
-        """The hardware and the versions in a few words."""
+        """The hardware and the versions in a short text."""
         h, v = self.hardware, self.versions
         threads = h.get("threads", UNKNOWN)
         cores = f"{threads} thread{'' if threads == 1 else 's'}"
@@ -166,7 +166,7 @@ class Record:
 
 
 def reserve(path: Path) -> None:
-    """Make a file that must not exist yet."""
+    """Create a file that must not exist yet."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("xb").close()
@@ -177,7 +177,7 @@ def reserve(path: Path) -> None:
 
 
 def taken(path: Path) -> str:
-    """Why a file that exists is not written to, and what can be done."""
+    """A sentence that an existing file is not overwritten, with advice."""
     try:
         way = (
             "choose another"
@@ -205,7 +205,7 @@ def read(path: Path) -> Record:
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """What the measurement runs on."""
+    """The hardware of the measurement."""
     import torch
 
     found: dict[str, Any] = {
@@ -227,12 +227,12 @@ def hardware(device: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what was measured; `unknown` for what is not installed as a package."""
+    """Versions of the measured packages; `unknown` for those that are not installed as packages."""
     return {"python": platform.python_version()} | {name: of(name) for name in PACKAGES}
 
 
 def now() -> str:
-    """The time, as records have it."""
+    """The current time in the format of records."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

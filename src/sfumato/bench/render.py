@@ -1,4 +1,4 @@
-"""`docs/performance.md` from committed records: what is between the markers is generated."""
+"""Generation of the tables in `docs/performance.md` from committed records."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def render(root: Path) -> list[Path]:
 
 
 def _section(one: record.Record, folder: Path) -> tuple[str, list[Path]]:
-    """A heading, what was run, tables and pictures."""
+    """A heading, the command, tables and pictures of one record."""
     assert one.path is not None
     name, images = one.path.stem, folder / IMAGES
     images.mkdir(exist_ok=True)
@@ -85,5 +85,5 @@ def _section(one: record.Record, folder: Path) -> tuple[str, list[Path]]:
 
 
 def _minute(when: str) -> str:
-    """A date and time to the minute, as people write it."""
+    """A date and time to the minute, in a readable form."""
     return when[:16].replace("T", " ")

@@ -1,4 +1,4 @@
-"""A whole run of `sfumato bench`: cases in, a record out, each row told as it is measured."""
+"""A whole run of `sfumato bench`: from cases to a record, reported row by row."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def run(
     say: Say = print,
     prepare: Prepare = prepare,
 ) -> Record:
-    """Measure every case once; the record is on the disk after each row.
+    """Measure every case once; the record is on disk after each row.
 
     Args:
-        cases: What to do.
-        against: Whom to measure beside sfumato.
-        device: Where.
+        cases: The cases.
+        against: The contenders beside sfumato.
+        device: The device.
         steps: Timed steps of each contender.
         warmup: Steps before these.
         seconds: See `Method`.
-        minutes: After these nothing new is begun.
+        minutes: Time after which nothing new is begun.
         out: A JSON file for the record; a new one, unless `resume`.
-        resume: Go on with `out` if it is there: whoever has no times in it and is not unsupported
-            is tried again, where contenders take turns with all others of the case.
-        say: Told each row.
-        prepare: Makes a contender ready.
+        resume: Continue `out` if it exists: contenders that have no times in it and are not
+            unsupported are tried again; where contenders take turns, with all others of the case.
+        say: Called with each row.
+        prepare: Prepares a contender.
     """
     cases = list({case.key: case for case in cases}.values())
     names = [name for name in ORDER if name == "sfumato" or name in against]
@@ -93,7 +93,7 @@ def run(
 def _plan(
     record: Record, cases: Sequence[Case], names: Sequence[str], device: torch.device
 ) -> list[tuple[Case, list[str]]]:
-    """Whom to measure in which case, given what the record has."""
+    """The contenders to measure in each case, given the record."""
     plan = []
     for case in cases:
         who = ["sfumato"] if case.suite == "large" else list(names)
@@ -124,7 +124,7 @@ def _measure(
 
 
 def _keep(record: Record, found: list[Measurement]) -> bool:
-    """Add to the record, unless what it has of the same is worth more."""
+    """Add measurements to the record, unless it has better ones of the same."""
     known = [record.find(m.case, m.contender) for m in found]
     better = _worth(found) >= _worth([m for m in known if m is not None])
     if better:
@@ -133,7 +133,7 @@ def _keep(record: Record, found: list[Measurement]) -> bool:
 
 
 def _worth(found: Sequence[Measurement]) -> tuple[int, int]:
-    """How many are settled, and how many were begun at all."""
+    """The number of settled measurements, and of those that were begun."""
     return sum(settled(m) for m in found), sum(not not_begun(m) for m in found)
 
 

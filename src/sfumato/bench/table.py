@@ -22,14 +22,14 @@ VERDICT_COLUMNS = ("target", "wanted", "measured", "")
 
 
 def number(value: float) -> str:
-    """`69 100` for 69123.4, `54.2` for 54.23: what a median of a few steps can tell."""
+    """Format a speed: `69 100` for 69123.4, `54.2` for 54.23, the precision of a median."""
     if value >= 1000:
         return f"{round(value, -2 if value >= 10_000 else -1):,.0f}".replace(",", " ")
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """A time in a unit that suits it."""
+    """Format a time in a suitable unit."""
     if seconds < 1:
         return f"{1e3 * seconds:.3g} ms"
     return f"{seconds:.3g} s"
@@ -146,7 +146,7 @@ def measurements_markdown(measurements: Sequence[Measurement]) -> str:
 
 
 def verdicts_markdown(found: Sequence[Verdict]) -> str:
-    """The targets as Markdown; what is missed is bold."""
+    """The targets as Markdown; missed ones are bold."""
     content = verdict_rows(found)
     for row in content:
         row[3] = f"**{row[3]}**" if row[3] == "missed" else row[3]

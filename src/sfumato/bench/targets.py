@@ -1,4 +1,4 @@
-"""What sfumato sets out to reach, and whether a record shows it."""
+"""Targets of sfumato's speed and memory, and their comparison with a record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OVER_OPACUS_CPU = {"resnet9": 1.5}
 
 JAX_PRIVACY_H200 = 33_900
 OVER_JAX = 2.0
-"""WRN-16-4 at K = 16 on an H200, where JAX-Privacy 2.0 makes so many views/s."""
+"""WRN-16-4 at K = 16 on an H200: the views/s of JAX-Privacy 2.0."""
 
 MEMORY = 1.5
 """Peak memory over that of training without privacy at equal physical rows, for K of at least 4."""
@@ -38,12 +38,12 @@ LARGE = 16.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what was measured.
+    """A target and its measurement.
 
     Attributes:
         claim: The target in words.
         wanted: The number to reach (or not to exceed).
-        found: What was measured; None if it was not.
+        found: The measured number; None if it was not measured.
         most: Whether `wanted` is an upper limit.
     """
 
@@ -54,7 +54,7 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        """Whether the target is reached; one that was not measured is not."""
+        """Tell whether the target is reached; one that was not measured is not."""
         if self.found is None:
             return False
         return self.found <= self.wanted if self.most else self.found >= self.wanted
@@ -68,7 +68,7 @@ class Verdict:
 
 
 class Index:
-    """Measurements of the main suite, by model, K and contender; of several, that of most rows."""
+    """Measurements of the main suite, by model, K and contender, those of most rows."""
 
     def __init__(self, measurements: Iterable[Measurement], precision: str) -> None:
         self._by: dict[tuple[str, int], dict[str, Measurement]] = {}
@@ -87,11 +87,11 @@ class Index:
         return list(dict.fromkeys(model for model, _ in self._by))
 
     def views(self, model: str) -> list[int]:
-        """The Ks measured of a model."""
+        """The values of K measured for a model."""
         return sorted(k for name, k in self._by if name == model)
 
     def get(self, model: str, views: int, contender: str) -> Measurement | None:
-        """A measurement that has times."""
+        """A measurement that has times, or None."""
         found = self._by.get((model, views), {}).get(contender)
         return found if found is not None and found.times else None
 
@@ -106,7 +106,7 @@ OPACUS = ("opacus", "opacus-ghost")
 
 
 def ratio(ours: Measurement | None, theirs: Measurement | None) -> float | None:
-    """Speed over speed, if both were measured; of steps that took turns, the median of ratios."""
+    """Ratio of speeds, if both were measured; for steps that took turns, the median of ratios."""
     if ours is None or theirs is None or not ours.speed or not theirs.speed:
         return None
     if ours.paired and theirs.paired and ours.case == theirs.case:

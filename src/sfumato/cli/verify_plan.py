@@ -35,7 +35,7 @@ def show(
     from sfumato.privacy.engines.compiled_forward import convolutions
     from sfumato.privacy.engines.objective import Objective
     from sfumato.privacy.engines.paths import assign
-    from sfumato.privacy.engines.storage_plan import WAYS, outputs_of, plan, room
+    from sfumato.privacy.engines.storage_plan import STORAGES, outputs_of, plan, room
 
     row = torch.zeros(1, *shape)
     calls = outputs_of(model, row)
@@ -50,11 +50,11 @@ def show(
     table.add_column("filters", justify="right")
     table.add_column("places", justify="right")
     table.add_column("way")
-    for way in WAYS:
+    for way in STORAGES:
         table.add_column(f"{way}\nms, MiB", justify="right")
     for layer in layers:
         cells = []
-        for way in WAYS:
+        for way in STORAGES:
             text = "–"
             if way in layer.possible():
                 cost = layer.seconds(way, examples) * 1e3

@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs PyTorch only when it is asked for, so that listing data stays fast."""
+    """Import modules that need PyTorch on first use, so that listing data stays fast."""
     if name in ("Augment", "AugmentParameters"):
         from sfumato.data import augment
 

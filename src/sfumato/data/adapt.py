@@ -1,4 +1,4 @@
-"""Bringing arrays of images to another size or number of channels."""
+"""Conversion of image arrays to another size or number of channels."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _to_grey(images: Array) -> Array:
 
 
 def resized(images: Array, size: tuple[int, int]) -> Array:
-    """Images ``(N, C, H, W)`` at another size; each channel by itself."""
+    """Resize images ``(N, C, H, W)``, each channel separately."""
     result = np.empty((*images.shape[:2], *size), dtype=images.dtype)
     for index in np.ndindex(images.shape[:2]):
         result[index] = np.asarray(cover(Image.fromarray(np.asarray(images[index])), size))

@@ -1,9 +1,9 @@
 """Random changes to a batch of images at once, on the device.
 
 The random numbers are drawn first, for all images together and on the CPU; applying them is a
-fixed sequence of tensor operations without any choice that depends on data. So a batch may be cut
-into pieces of any size and on any device, and each image still gets its own changes; and the whole
-can be compiled.
+fixed sequence of tensor operations without a branch that depends on data. So a batch may be split
+into parts of any size, on any device, and each image still gets its own changes; and the whole
+sequence can be compiled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PADDING_MODES = ("reflect", "zeros")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AugmentParameters:
-    """What happens to each of ``count`` images; settings that are off have no parameters.
+    """The random changes of each of ``count`` images; settings that are off have no parameters.
 
     Attributes:
         count: number of images.
@@ -75,7 +75,7 @@ class AugmentParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Which random changes to make; everything is off by default.
+    """Configuration of the random changes; everything is off by default.
 
     Crop, flips, quarter turns and cutout move or blank pixels and take images of any type on any
     scale. Rotation needs floats; brightness, contrast and saturation need floats in [0, 1], that is
@@ -126,12 +126,12 @@ class Augment:
                 raise UserError(f"{name} = {getattr(self, name)} is impossible: give 0 to 1.")
 
     def __bool__(self) -> bool:
-        """Whether any setting is on."""
+        """Tell whether any setting is on."""
         return self != Augment(padding_mode=self.padding_mode)
 
     @property
     def coloured(self) -> bool:
-        """Whether a setting is on that needs images on the [0, 1] scale."""
+        """Tell whether a setting is on that needs images on the [0, 1] scale."""
         return bool(self.brightness or self.contrast or self.saturation)
 
     def draw(self, n: int, generator: torch.Generator | None = None) -> AugmentParameters:
@@ -169,7 +169,7 @@ class Augment:
         return AugmentParameters(count=n, **values)
 
     def apply(self, images: Tensor, parameters: AugmentParameters) -> Tensor:
-        """Change each image ``(n, C, H, W)`` as its parameters say."""
+        """Change each image ``(n, C, H, W)`` by its parameters."""
         if len(images) != len(parameters):
             raise ValueError(f"{len(parameters)} parameters were drawn for {len(images)} images")
         if (self.coloured or self.rotate) and not images.is_floating_point():
@@ -183,7 +183,7 @@ class Augment:
         return self._colour(images, parameters) if self.coloured else images
 
     def _move(self, images: Tensor, parameters: AugmentParameters) -> Tensor:
-        """Crop, flips and quarter turns as one gather: where does each pixel come from?"""
+        """Crop, flips and quarter turns as one gather over source pixels."""
         n, channels, height, width = images.shape
         row = torch.arange(height, device=images.device).view(1, -1, 1)
         column = torch.arange(width, device=images.device).view(1, 1, -1)

@@ -1,4 +1,4 @@
-"""Decoded images kept in the user's cache as memory-mapped arrays, so a second start is fast.
+"""Decoded images in the user's cache as memory-mapped arrays, so that a second start is fast.
 
 An entry is a `.npy` file with a `.json` file beside it that is written last: an entry without its
 `.json` does not count, so a process that is killed leaves nothing that could be mistaken for data.
@@ -50,8 +50,8 @@ def store_entry(
         folder: the cache.
         key: the entry's name.
         rows: arrays of ``shape``.
-        shape: of one row.
-        description: JSON values to keep with the array; it may still be filled while rows come.
+        shape: shape of one row.
+        description: JSON values to store with the array; it may be filled while rows are written.
 
     Raises:
         OSError: the cache cannot be written, or the disk is full; nothing is left behind.
@@ -82,7 +82,7 @@ def store_entry(
 
 
 def _drop_older(home: Path, key: str, kind: str | None) -> None:
-    """Remove what was decoded from the same folder in the same way before its files changed."""
+    """Remove entries that were decoded from the same folder with the same options before."""
     for path in home.glob("*.json") if kind else ():
         with suppress(OSError, ValueError):
             if path.stem != key and json_lines.parse(path.read_text("utf-8")).get("of") == kind:
@@ -91,7 +91,7 @@ def _drop_older(home: Path, key: str, kind: str | None) -> None:
 
 
 def forget(folder: Path) -> int:
-    """Remove every entry; the bytes that they took."""
+    """Remove every entry and return the bytes that they took."""
     home, freed = folder / _SUBFOLDER, 0
     for path in sorted(home.iterdir()) if home.is_dir() else ():
         if path.suffix in (".json", ".npy", ".partial"):

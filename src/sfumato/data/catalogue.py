@@ -1,4 +1,4 @@
-"""The data sets that have a name: what they hold, where they lie, where they come from.
+"""The data sets that have a name: their contents, their folders, and their sources.
 
 The normalisation constants are the published ones for each set, 0.5 where none are in use. They are
 constants of this file and are never computed from a user's images: statistics of private data would
@@ -17,24 +17,24 @@ from pathlib import PurePosixPath
 from sfumato.errors import UserError, nearest
 
 HALF = 0.5
-"""Mean and deviation used for images that have no published constants."""
+"""Mean and standard deviation for images that have no published constants."""
 
 DRAWN = "dead-leaves"
-"""What recipes call images that `sfumato.data.dead_leaves` draws at random."""
+"""The name in recipes of the images that `sfumato.data.dead_leaves` draws at random."""
 
 LUMA = (0.299, 0.587, 0.114)
 """The weight of red, green and blue in grey (ITU-R 601)."""
 
 
 def check_channels(channels: int | None) -> None:
-    """Refuse a number of channels that images cannot be read or drawn with."""
+    """Refuse a number of channels other than 1 and 3."""
     if channels not in (None, 1, 3):
         raise UserError(f"channels = {channels} is impossible: give 1 (grey) or 3 (colour).")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """One file to fetch, and where it belongs below the data folder."""
+    """One file to fetch, and its place below the data folder."""
 
     path: str
     urls: tuple[str, ...]
@@ -46,7 +46,7 @@ class Entry:
     """One named data set.
 
     Attributes:
-        name: as the user types it.
+        name: the name that a user types.
         train: number of training images.
         test: number of test images.
         classes: number of classes.
@@ -54,10 +54,10 @@ class Entry:
         size: height and width, or the default where the files hold images of several sizes.
         mean: published channel means on the [0, 1] scale.
         std: published channel deviations on the [0, 1] scale.
-        folders: where the files may lie below a data folder, in order of preference.
-        markers: the set is there if such a folder holds one of these.
+        folders: folders below a data folder that may hold the files, in order of preference.
+        markers: files one of which such a folder holds if the set is there.
         archives: archives that can be read in place, below a data folder.
-        downloads: what ``sfumato data get`` fetches.
+        downloads: files that ``sfumato data get`` fetches.
         class_names: the names of the classes, where the files do not hold them.
     """
 
@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def expected(self) -> str:
-        """The file or folder that a search looks for, as said to the user."""
+        """The file or folder that a search looks for, for messages."""
         first = f"{self.folders[0]}/{self.markers[0]}"
         return " or ".join((first, *(PurePosixPath(path).name for path in self.archives[:1])))
 

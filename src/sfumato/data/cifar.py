@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 as published for Python: pickled batches, in a folder or a tar archive.
 
 The batches are pickles, and a pickle can run any code. The reader here resolves the few names that
-a pickled NumPy array needs to stand-ins of its own and refuses every other name, so nothing outside
-this file is ever called with what a batch contains.
+a pickled NumPy array needs to substitutes of its own and refuses every other name, so nothing
+outside this file is ever called with what a batch contains.
 """
 
 from __future__ import annotations
@@ -141,11 +141,11 @@ class _RefusedError(Exception):
 
 
 class _NdarrayStandIn:
-    """Answers to `numpy.ndarray`, which a pickled array mentions but need not construct."""
+    """Substitute for `numpy.ndarray`, which a pickled array mentions but need not construct."""
 
 
 class _DtypeStandIn:
-    """Answers to `numpy.dtype`; integers only."""
+    """Substitute for `numpy.dtype`; integers only."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code = _text(code)
@@ -163,7 +163,7 @@ class _DtypeStandIn:
 
 
 class _ArrayStandIn:
-    """Answers to an array under reconstruction and builds it from its bytes."""
+    """Substitute for an array under reconstruction, which is built from its bytes."""
 
     values: Array
 

@@ -1,9 +1,9 @@
-"""Images that a program draws at random, to begin training with before any real image is seen.
+"""Dead leaves: images that a program draws at random, for initial weights without real images.
 
-A network that has learned to tell such images apart has useful filters, and has seen nothing of
-anybody (Baradad et al., 2021, "Learning to see by looking at noise"; Tang et al., 2023, start
-private training so). The images are *dead leaves*: shapes of all sizes that lie over each other, as
-things do in photographs. Each shape is filled with a colour, a shade and a texture, and the
+A network that has learned to tell such images apart has useful filters and depends on nobody's data
+(Baradad et al., 2021, "Learning to see by looking at noise"; Tang et al., 2023, use them before
+private training). The images are *dead leaves*: shapes of all sizes that occlude each other, as
+objects do in photographs. Each shape is filled with a colour, a shade and a texture, and the
 textures come from random networks of oriented filters, one network for each image.
 """
 
@@ -22,10 +22,10 @@ from sfumato.data.progress_bar import progress
 NAME = DRAWN
 
 MEAN, STD = 0.5, 0.25
-"""What they are normalised with."""
+"""Mean and standard deviation for their normalisation."""
 
 _TOGETHER = 512
-"""Images drawn at once; they lend each other textures."""
+"""Number of images drawn at once; they share textures."""
 _LEAVES = 3, 40
 """Fewest and most shapes in an image."""
 _LEVELS = 4
@@ -61,10 +61,10 @@ def draw(count: int, *, side: int, channels: int = 3, generator: torch.Generator
     """Draw images.
 
     Args:
-        count: How many.
+        count: The number of images.
         side: Their height and width.
         channels: 3, or 1 for grey.
-        generator: Decides everything, and where the work is done.
+        generator: Source of all randomness; its device does the work.
 
     Returns:
         `(count, channels, side, side)` uint8, on the generator's device.
@@ -128,7 +128,7 @@ def _standard(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def _pile(n: int, side: int, chance: _Chance) -> Tensor:
-    """Shapes over a ground, from 0 to 1; the first lie lowest and are the largest."""
+    """Shapes over a background, from 0 to 1; the first are at the bottom and are the largest."""
     normal, uniform = chance.normal, chance.uniform
     textures = _texture(n, side, chance)
     rough = 1.2 * uniform(n, 1, 1, 1)
@@ -139,7 +139,7 @@ def _pile(n: int, side: int, chance: _Chance) -> Tensor:
         return 0.5 + 0.28 * normal(m, 1, 1, 1) + vivid[:m] * normal(m, 3, 1, 1)
 
     few, most = _LEAVES
-    # Images with many shapes first, so that those which lack the next one can be left out.
+    # Sort images by their number of shapes, so that those without a next shape can be skipped.
     leaves = few * torch.exp(uniform(n).sort(descending=True)[0] * math.log(most / few))
     counts = [int(count) for count in (leaves.unsqueeze(1) > torch.arange(most).to(leaves)).sum(0)]
     leaves = leaves.view(n, 1, 1)
@@ -163,11 +163,11 @@ def _pile(n: int, side: int, chance: _Chance) -> Tensor:
 def _shape(
     n: int, side: int, chance: _Chance, least: Tensor, largest: float, leaves: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A shape for each image: how much of each pixel it covers, the pixels' places, its radius."""
+    """One shape per image: its coverage of each pixel, the pixels' coordinates, its radius."""
     uniform = chance.uniform
     line = torch.arange(side, device=chance.device) + 0.5
     down, across = torch.meshgrid(line, line, indexing="ij")
-    # Radii as in photographs: how many there are falls with the cube.
+    # Radii are distributed as in photographs: their density falls with the cube.
     spread = least**-2 - uniform(n, 1, 1) * (least**-2 - largest**-2)
     radius = side * spread**-0.5 * (1 + (leaves < 8))
     turn, long = math.tau * uniform(n, 1, 1), 0.45 + 0.55 * uniform(n, 1, 1)

@@ -1,4 +1,4 @@
-"""One image file to one array of bytes, whatever the file's mode, depth, rotation and size."""
+"""Decoding of one image file to an array of bytes, for any mode, depth, rotation and size."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SIXTEEN_BIT_MODES = frozenset(("I", "I;16", "I;16L", "I;16B", "I;16N"))
 
 
 class UnreadableError(Exception):
-    """An image that cannot be decoded; the message says why."""
+    """An image that cannot be decoded; the message is the reason."""
 
 
 class Header(NamedTuple):
-    """What the first bytes of an image file say, with its rotation taken into account."""
+    """Size and kind of an image from the first bytes of its file, after rotation."""
 
     height: int
     width: int
@@ -38,7 +38,7 @@ class Header(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A decoded image, and what its file held.
+    """A decoded image, with properties of its file.
 
     Attributes:
         pixels: ``(channels, height, width)`` bytes.
@@ -68,12 +68,12 @@ def decode(path: Path, *, size: tuple[int, int], channels: int, bits: int) -> Ar
 
 
 def read(path: Path, *, size: tuple[int, int], channels: int, bits: int) -> Read:
-    """An image as bytes, with what its file held.
+    """An image as bytes, with properties of its file.
 
-    The EXIF rotation is applied; transparency is laid on white; 16-bit grey is scaled so that the
+    The EXIF rotation is applied; transparency becomes white; 16-bit grey is scaled so that the
     largest value of ``bits`` bits is white (a constant: images are never stretched to their own
     range); of an animation the first frame is taken. Another size is reached by scaling until the
-    image covers ``size`` (bilinear, with antialiasing) and cutting out the centre.
+    image covers ``size`` (bilinear, with antialiasing) and cropping the centre.
     """
     try:
         with Image.open(path) as image:
@@ -120,10 +120,10 @@ def to_planes(image: Image.Image) -> Array:
 
 
 def eight_bits(values: Array, bits: int) -> Array:
-    """Whole numbers of ``bits`` bits as bytes, the largest possible one becoming 255.
+    """Integers of ``bits`` bits as bytes, the largest possible one becoming 255.
 
     Raises:
-        ValueError: a number does not have so many bits.
+        ValueError: a number has more than this many bits.
     """
     white = (1 << bits) - 1
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
@@ -135,7 +135,7 @@ def eight_bits(values: Array, bits: int) -> Array:
 
 
 def depth_note(highest: int, bits: int) -> str | None:
-    """A sentence for the user where all 16-bit images together leave the upper bits empty."""
+    """A sentence for the user if all 16-bit images together leave the upper bits empty."""
     needed = next((depth for depth in (8, 10, 12, 14) if highest < 1 << depth), 16)
     if highest == 0 or needed >= bits:
         return None
@@ -152,7 +152,7 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def _on_its_side(image: Image.Image) -> bool:
-    """Whether height and width change places; a PNG is asked only if its header has the answer."""
+    """Tell whether EXIF rotation swaps height and width; for a PNG only its header is read."""
     if image.format == "PNG" and "exif" not in image.info:
         return False
     return image.getexif().get(_ORIENTATION_TAG, 1) in (5, 6, 7, 8)

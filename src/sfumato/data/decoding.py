@@ -1,4 +1,4 @@
-"""Many image files to one array: sizes agreed, decoded by a thread pool, kept in the cache."""
+"""Decoding of many image files to one cached array, by a thread pool."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Decoded:
 
     Attributes:
         images: ``(N, C, H, W)`` uint8 in the order of the files.
-        kept: for each file whether it is among the images.
-        notes: what was decided, for the user.
+        kept: one flag per file, true if it is among the images.
+        notes: decisions, in sentences for the user.
     """
 
     images: Array
@@ -49,12 +49,12 @@ class Decoded:
 
 @dataclass
 class _Seen:
-    """What reading the files has shown so far.
+    """Observations made while files were read.
 
     Attributes:
         sizes: heights and widths of the images in their files.
         highest: the largest value of 16-bit images.
-        unreadable: why files could not be read, by their positions.
+        unreadable: reasons why files could not be read, by their positions.
     """
 
     sizes: set[tuple[int, int]] = field(default_factory=set)
@@ -130,7 +130,7 @@ def _decoded(images: Array, count: int, description: dict[str, Any]) -> Decoded:
 
 
 def _kind(root: Path, *options: object) -> str:
-    """What entries of the cache have in common that differ only in the state of the files."""
+    """The part of a cache key that does not depend on the state of the files."""
     text = repr((str(root.resolve()), *options))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
@@ -212,7 +212,7 @@ def _refuse(
     unreadable: dict[int, UnreadableError],
     skip_unreadable: bool,
 ) -> None:
-    """Name the files that cannot be read, if any; if they may be skipped, none is left."""
+    """Raise a `UserError` that names the unreadable files, or says that none can be read."""
     if skip_unreadable:
         raise UserError(f"None of the {len(files)} images in {root} can be read.")
     named = sorted(f"{root / files[at]} ({error})" for at, error in unreadable.items())
@@ -240,7 +240,7 @@ def _choose_size(headers: list[Header]) -> tuple[int, int]:
 
 
 def _size_note(sizes: set[tuple[int, int]], size: tuple[int, int], *, own: bool) -> str:
-    """What size the images had and have; ``own`` if nobody has given it."""
+    """A sentence about the old and new sizes of the images; ``own`` if no size was given."""
     height, width = next(iter(sizes))
     if sizes == {size}:
         return f"All images are {height}×{width} and keep that size."

@@ -1,4 +1,4 @@
-"""Fetching a named data set, with checksum and progress."""
+"""Download of a named data set, with checksum and progress."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def get(
 ) -> Path:
     """Download a named data set and unpack it in the layout that torchvision uses.
 
-    Files that are there already with the right checksum are used, so a file fetched elsewhere and
-    put in its place is unpacked by the same call. Nothing is overwritten.
+    Files that exist already with the right checksum are used, so a file fetched elsewhere and put
+    in its place is unpacked by the same call. Nothing is overwritten.
 
     Args:
         name: a catalogue name.
         to: the data folder; by default the user's cache, where `sfumato.data.load` looks.
-        say: told in a line what is being done.
+        say: called with a line about each action.
 
     Returns:
         The folder that holds the data set.
 
     Raises:
-        UserError: what could not be fetched, from where, and where to put it by hand.
+        UserError: names the file that could not be fetched, its addresses, and where to put it.
     """
     wanted = entry(name)
     if not wanted.downloads:
@@ -90,7 +90,7 @@ def _check(target: Path, download: Download) -> None:
 
 
 def _fetch(wanted: Entry, home: Path, missing: tuple[Download, ...]) -> None:
-    """Fetch the first of the missing files from whichever of its addresses answers."""
+    """Fetch the first of the missing files from the first of its addresses that answers."""
     import pooch
 
     download = missing[0]

@@ -51,9 +51,9 @@ class Listing:
 
 
 def list_folder(root: Path) -> Listing:
-    """Find the classes and images of a folder, and its own division into parts if it has one.
+    """Find the classes and images of a folder, and its own split into parts if it has one.
 
-    A folder whose subfolders are all named train, val (valid, validation) or test is divided so;
+    A folder whose subfolders are all named train, val (valid, validation) or test is split so;
     with train and val alone, val is the test set. Otherwise every subfolder is a class.
     """
     if not root.exists():
@@ -126,7 +126,7 @@ def read_listing(
     skip_unreadable: bool,
     cache: bool,
 ) -> Dataset:
-    """Divide a listing where it is not divided yet, decode its images and check what is left.
+    """Split a listing that is not split yet, decode its images and check the readable ones.
 
     ``mean`` and ``std`` hold one value per channel or a single one for all.
     """
@@ -186,7 +186,7 @@ def _divide(
 def _split(
     items: tuple[Item, ...], fraction: float, seed: int, purpose: str, rule: Rule, *, at_least: int
 ) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    """Split by file names, so that a file's side is known before any file is read."""
+    """Split by file names, so that a file's part is known before any file is read."""
     ids = [item.path for item in items]
     if rule == "independent":
         rest, part = independent(ids, fraction, seed=seed, purpose=purpose)

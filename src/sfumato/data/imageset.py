@@ -1,4 +1,4 @@
-"""What every reader returns: images with labels, and a data set made of such parts."""
+"""Images with labels, and a data set made of such parts: the results of every reader."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class ImageSet:
     def set_aside(
         self, fraction: float, *, seed: int, purpose: str, rule: Rule, at_least: int = 0
     ) -> tuple[ImageSet, ImageSet]:
-        """The rest and a seeded part of about ``fraction`` (see `sfumato.data.split`).
+        """The rest, and a seeded part of about ``fraction`` (see `sfumato.data.split`).
 
         Args:
             fraction: in [0, 1).
-            seed: decides which images are taken.
+            seed: seed of the choice of images.
             purpose: keeps different splits (test, validation) independent.
             rule: ``independent`` decides by the content of each image; ``stratified`` by positions.
             at_least: for ``stratified``, the fewest of each class that can spare them.
@@ -99,14 +99,14 @@ class Dataset:
     Attributes:
         name: the catalogue name, or the name of the folder or file.
         classes: class names; label ``k`` means ``classes[k]``.
-        train: what the model is trained on, and what the privacy guarantee is about.
+        train: training images, the subject of the privacy guarantee.
         test: held-out images.
-        validation: held-out images for choices made along the way, if there are any.
-        mean: subtracted from each channel.
-        std: divides each channel.
+        validation: held-out images for choices made during training, if there are any.
+        mean: constant subtracted from each channel.
+        std: constant that divides each channel.
         skipped: unreadable files that were left out.
         notes: sentences about choices made while loading, for the user to read.
-        source: where the data was found.
+        source: path of the data.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Dataset:
         return parts | {"test": self.test}
 
     def fingerprint(self) -> str:
-        """SHA-256 of the training set: shape, dtype, labels and pixels, whatever it is called.
+        """SHA-256 of the training set: shape, dtype, labels and pixels, but not its name.
 
         It tells two training sets apart, so that a run is never continued on other data. It is
         computed from private data: keep it in the run folder, do not publish it.
@@ -167,7 +167,7 @@ class Dataset:
     ) -> Dataset:
         """Take a seeded part out of the training set for validation.
 
-        A data set that has a validation set of its own keeps it and is returned as it is.
+        A data set that has its own validation set is returned as it is.
         """
         check_fraction("validation", fraction, zero=True)
         if fraction == 0 or self.validation is not None:

@@ -1,4 +1,4 @@
-"""Limits on what a file may unpack to, checked before memory is taken."""
+"""Limits on the unpacked size of a file, checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VARIABLE = "SFUMATO_MAX_GIB"
 
 _USUAL = 4.0
 _RATIO = 20
-"""Files of images are rarely packed tighter than this; a file of zeros packs to a thousandth."""
+"""Ratio that compressed images rarely exceed; a file of zeros reaches a thousand."""
 
 
 def check_unpacked(path: Path, size: int) -> None:

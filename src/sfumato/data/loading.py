@@ -1,4 +1,4 @@
-"""`load`: one function for every data set."""
+"""One function that loads every data set: `load`."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ def load(
     Args:
         name_or_path: a name (see `sfumato.data.names`), a folder with one folder of images per
             class, or an `.npz` file. A name wins over a folder of that name; write ``./name``.
-        root: where to look first for a named set; then in $SFUMATO_DATA, the user's cache and
-            /usr/share/datasets.
+        root: first folder to search for a named set; then $SFUMATO_DATA, the user's cache and
+            /usr/share/datasets are searched.
         size: side of the images, or (height, width). By default their own; images of several sizes
             or over 64 become 64×64 (Imagenette: 160×160).
         channels: 1 (grey) or 3 (colour). By default their own.
-        bits: how many bits of 16-bit images count: the largest value that these can hold is white.
-            Give 12 for scans from 0 to 4095.
+        bits: number of bits of 16-bit images that count: their largest value is white. Give 12 for
+            scans from 0 to 4095.
         validation: the fraction of the training set to set aside for validation, where the data has
             no validation set of its own.
         test_fraction: the fraction to set aside for testing, where the data has no test set of
             its own.
-        split_seed: decides which images are set aside.
-        split_rule: how images of one's own are set aside. ``independent``: each by a hash of its
-            pixels (`.npz`) or its file name (folder), so about that fraction of them.
+        split_seed: seed of the choice of images to set aside.
+        split_rule: rule by which one's own images are set aside. ``independent``: each by a hash of
+            its pixels (`.npz`) or its file name (folder), so about that fraction of them.
             ``stratified``: that fraction of each class, as version 0.1 did. Named data sets are
             public and fixed, and always stratified.
         skip_unreadable: leave damaged images out instead of refusing them.
         cache: keep decoded images in the user's cache, where only their owner can read them.
 
     Raises:
-        UserError: with a sentence for the user, about the data or the arguments.
+        UserError: with a sentence about the data or the arguments.
     """
     if name_or_path == DRAWN:
         raise UserError(
@@ -105,13 +105,13 @@ def load(
         return _noted(dataset)
     else:
         dataset = _read_arrays(entry, place)
-    # Before images are scaled, so that their size does not decide which ones are set aside.
+    # Before images are resized, so that the size does not decide which images are set aside.
     dataset = dataset.split_validation(validation, seed=split_seed, rule=rule)
     return _noted(adapt(dataset, size=shape, channels=channels))
 
 
 def _noted(dataset: Dataset) -> Dataset:
-    """The data set with a note about classes of which all images are set aside."""
+    """The data set with a note about classes without any training image."""
     seen = {name: set(part.labels.tolist()) for name, part in dataset.parts().items()}
     lost = sorted(set.union(*seen.values()) - seen["train"])
     if not lost:

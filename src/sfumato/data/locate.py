@@ -1,4 +1,4 @@
-"""Finding a named data set among the places where people keep them."""
+"""Search for a named data set in the usual folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SYSTEM_FOLDER = Path("/usr/share/datasets")
 
 
 def cache_folder() -> Path:
-    """The user's cache: downloads lie here, and decoded images in ``decoded/``."""
+    """The user's cache, which holds downloads, and decoded images in ``decoded/``."""
     from platformdirs import user_cache_dir
 
     return Path(user_cache_dir("sfumato"))
@@ -36,10 +36,11 @@ def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
 
 
 def find(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path | None:
-    """The folder or archive that holds a data set, or None if no place has it.
+    """The folder or archive that holds a data set, or None if it is not found.
 
-    A place may be the parent of the set's own folder or that folder itself: for MNIST, with the
-    files in ``data/MNIST/raw``, each of ``data``, ``data/MNIST`` and ``data/MNIST/raw`` will do.
+    A searched folder may be the parent of the set's own folder or that folder itself: for MNIST,
+    with the files in ``data/MNIST/raw``, each of ``data``, ``data/MNIST`` and ``data/MNIST/raw``
+    works.
     """
     for place in places(root):
         for folder in _candidates(place, entry.folders):
@@ -52,7 +53,7 @@ def find(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path | Non
 
 
 def require(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path:
-    """As `find`, with a UserError that names every place searched and the file expected."""
+    """The result of `find`, or a UserError with every folder searched and the file expected."""
     found = find(entry, root)
     if found is not None:
         return found

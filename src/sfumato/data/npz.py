@@ -41,9 +41,9 @@ _CHANNEL_COUNTS = (1, 2, 3, 4)
 def read_npz(
     path: Path, *, bits: int, test_fraction: float, split_seed: int, split_rule: Rule
 ) -> Dataset:
-    """Read an `.npz` file; without a test part, a seeded one is set aside.
+    """Read an `.npz` file; without a test part, set a seeded one aside.
 
-    Of 16-bit arrays the lower ``bits`` bits count.
+    Only the lower ``bits`` bits of 16-bit arrays count.
     """
     arrays = _load(path)
     notes: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def read_npz(
 
 
 def _holes(parts: Mapping[str, ImageSet]) -> str:
-    """A sentence about images with values that are no numbers; empty if there are none."""
+    """A sentence about images that contain NaN; empty if there are none."""
     count = sum(
         int(np.isnan(part.images).any((1, 2, 3)).sum())
         for part in parts.values()
@@ -133,7 +133,7 @@ def _load(path: Path) -> dict[str, Array]:
 
 
 def _check_size(path: Path) -> None:
-    """Refuse, by what its headers say, a file that holds less than it claims or far too much."""
+    """Refuse a file whose headers claim more than it holds, or far too much."""
     with open(path, "rb") as file:
         if file.read(6) == np.lib.format.MAGIC_PREFIX:
             raise UserError(f"{path} holds a single array: save images and labels in an .npz.")
@@ -225,7 +225,7 @@ def _range(values: Array) -> tuple[float, float]:
 
 
 def _channels_first(where: str, array: Array) -> Array:
-    """``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)`` as the last of these."""
+    """Convert ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)`` to the last of these."""
     if array.ndim == 3:
         return array[:, None]
     if array.ndim != 4:

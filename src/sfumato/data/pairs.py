@@ -1,6 +1,6 @@
-"""Two views of an image that still show the same thing: a part of it, mirrored, in other colours.
+"""Two random views of an image for contrastive training: cropped, mirrored and recoloured.
 
-The changes of Chen et al. (2020), by which a network without labels learns what matters in images.
+The augmentations of Chen et al. (2020), from which a network learns features without labels.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ NUMBERS = 13
 """Random numbers of a view."""
 
 _SMALLEST = 0.15
-"""The smallest part of an image that a view shows."""
+"""The smallest fraction of an image that a view shows."""
 _STRETCH = 0.8
-"""How far the logarithm of a part's width over its height varies."""
+"""Range of the logarithm of a crop's width over its height."""
 _COLOURED, _GREY = 0.8, 0.2
-"""How often a view has other colours, and none."""
+"""Probabilities that a view has other colours, and that it is grey."""
 
 
 def change(images: Tensor, numbers: Tensor, *, size: tuple[int, int]) -> Tensor:
@@ -37,7 +37,7 @@ def change(images: Tensor, numbers: Tensor, *, size: tuple[int, int]) -> Tensor:
 
 
 def _part(images: Tensor, numbers: Tensor, size: tuple[int, int]) -> Tensor:
-    """A rectangle of the image, perhaps mirrored, scaled to the size."""
+    """A rectangle of the image, mirrored at random and resized."""
     area, ratio, right, below, mirrored = numbers.unbind(1)
     area, ratio = _SMALLEST + (1 - _SMALLEST) * area, torch.exp(_STRETCH * (ratio - 0.5))
     wide, high = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -50,7 +50,7 @@ def _part(images: Tensor, numbers: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _recoloured(images: Tensor, numbers: Tensor) -> Tensor:
-    """Other saturation, contrast, brightness and tint, or grey."""
+    """The images with other saturation, contrast, brightness and tint, or grey."""
     n = numbers.view(len(images), -1, 1, 1, 1).unbind(1)
     on = (n[0] < _COLOURED).to(images.dtype)
     luma = torch.tensor(LUMA, device=images.device, dtype=images.dtype).view(1, 3, 1, 1)
@@ -74,7 +74,7 @@ def _light(images: Tensor, on: Tensor, contrast: Tensor, brightness: Tensor) -> 
 
 
 def samples(count: int = 10, *, side: int = 48, channels: int = 3, seed: int = 0) -> Dataset:
-    """Some drawn images and two views of each, as a data set to be looked at."""
+    """Some drawn images and two views of each, as a data set to display."""
     generator = torch.Generator().manual_seed(seed)
     images = dead_leaves.draw(count, side=side, channels=channels, generator=generator)
     numbers = torch.rand(2 * count, NUMBERS, generator=generator)

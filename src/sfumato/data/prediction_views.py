@@ -1,6 +1,6 @@
-"""Test-time views: what a prediction is averaged over.
+"""Test-time views of an image, over which a prediction is averaged.
 
-Averaging uses released weights and the image in question alone, so it costs no privacy.
+Averaging uses released weights and the image itself alone, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def views(x: Tensor, kind: str) -> Iterator[Tensor]:
     Args:
         x: The images.
         kind: `none` for the images as they are, `flip` for these and their mirror images, `shifts`
-            for five positions a sixteenth of the image apart (one, where that is no pixel), `all`
-            for both.
+            for five positions a sixteenth of the image apart (one, where that is less than a
+            pixel), `all` for both.
     """
     if kind not in CHOICES:
         raise ValueError(f"{kind!r} is none of {', '.join(CHOICES)}")

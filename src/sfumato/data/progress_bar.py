@@ -1,4 +1,4 @@
-"""A progress bar in a terminal, a line now and then elsewhere, nothing for short work."""
+"""A progress bar in a terminal, occasional lines elsewhere, nothing for short work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BETWEEN_LINES = 10.0
 
 @contextmanager
 def progress(label: str, total: int, *, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """Show how far a piece of work has come, on stderr.
+    """Show the progress of some work on stderr.
 
     Yields:
         A function to call with the number of items that were just finished. It may be called from

@@ -50,7 +50,7 @@ def _font() -> ImageFont.FreeTypeFont:
 
 
 def check_new_png(path: Path) -> None:
-    """Refuse a path that is not a new `.png` file, before any work is done for it."""
+    """Refuse a path that is not a new `.png` file, before any work is done."""
     new_file.check(path, option="--picture", endings=(".png",))
 
 

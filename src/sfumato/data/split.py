@@ -1,8 +1,8 @@
 """Seeded splits that do not depend on any library's random stream.
 
-Two rules decide which images are set aside. *Independent* asks each image alone, by a hash of what
-it is: one's own images are split so. *Stratified* takes the same share of each class: named data
-sets, which are public and fixed, are split so, and so were all data by version 0.1.
+Two rules decide which images are set aside. *Independent* decides for each image alone, by a hash
+of its identity: it splits users' own images. *Stratified* takes the same share of each class: it
+splits named data sets, which are public and fixed, and split all data in version 0.1.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def independent(
 
     An example belongs to the part if a hash of the seed, the purpose and its identity, read as a
     number in [0, 1), is below ``fraction``. So the part has about ``fraction`` of the examples,
-    more or less by chance, and copies of one image lie on one side.
+    varying by chance, and copies of one image are in the same part.
 
     *Guarantee:* with ``ids`` that belong to the examples (contents or file names, not positions),
-    the side of an example depends on no other example: taking one away changes the training set by
-    that one at most, and by nothing if it was in the part.
+    the part of an example depends on no other example: removing one changes the training set by
+    that one at most, and by nothing if it was set aside.
 
     Args:
         ids: one identity per example.
@@ -75,7 +75,7 @@ def stratified(
     examples the ``round(fraction * n)`` with the lowest keys form the part; one always remains in
     the rest.
 
-    Leaving one example out of the data can move others from one side to the other: one other of its
+    Removing one example from the data can move others from one part to the other: one other of its
     class where ``ids`` belong to the examples, about ``fraction`` of all where they are positions.
     So this rule is for data sets that are public and fixed.
 

@@ -1,4 +1,4 @@
-"""Image sets on the device: held there as bytes when they fit, streamed from the host when not."""
+"""Image sets on the device: stored there as bytes if they fit, else streamed from the host."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _OTHER_DEVICE_BUDGET = 4 << 30
 
 
 class ImageStore:
-    """Fetches images and labels by index and delivers them on a device.
+    """Store that returns images and labels by index on a device.
 
     On an accelerator the images are copied there once, as they are (bytes stay bytes), if they take
     no more than ``budget`` bytes. Otherwise each request is gathered from the host array, which may
-    be a memory map, and sent over through pinned memory. On the CPU the array itself is used and
-    nothing is copied. What `gather` returns is the same in every case.
+    be a memory map, and copied through pinned memory. On the CPU the array itself is used and
+    nothing is copied. `gather` returns the same in every case.
 
     *Guarantee:* normalisation uses only the constants given here, and each returned image depends
     on one stored image alone.
@@ -41,9 +41,9 @@ class ImageStore:
             images: the images and labels.
             mean: one constant per channel, on the [0, 1] scale.
             std: one positive constant per channel, on the [0, 1] scale.
-            device: where images and labels are wanted.
-            budget: the most bytes of device memory the images may take; by default half of what is
-                free on a CUDA device, 4 GiB on others. Zero always streams.
+            device: device of the returned images and labels.
+            budget: the most bytes of device memory that the images may take; by default half of the
+                free memory of a CUDA device, 4 GiB on others. Zero always streams.
         """
         channels = images.images.shape[1]
         if len(mean) != channels or len(std) != channels or not all(value > 0 for value in std):
@@ -65,7 +65,7 @@ class ImageStore:
 
     @property
     def resident(self) -> bool:
-        """Whether the images lie in the memory of the device."""
+        """Tell whether the images are in the memory of the device."""
         return self._resident
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:

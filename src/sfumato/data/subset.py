@@ -17,23 +17,23 @@ from sfumato.data.imageset import Dataset, ImageSet
 from sfumato.errors import UserError, nearest
 
 PAPER = {"min-rand-10": (10, 10), "half-rand-50": (50, 10), "max-100": (100, 100)}
-"""The variants of the paper: how many classes are kept, and into how many groups they go."""
+"""The variants of the paper: the number of classes, and the number of groups of them."""
 
 
 def subset(dataset: Dataset, choice: str, *, seed: int = 0) -> Dataset:
     """The images of some classes, chosen at random and perhaps grouped into new classes.
 
     Args:
-        dataset: Where to choose from; every part of it is cut alike.
+        dataset: The data set to choose from; every part of it is reduced alike.
         choice: `min-rand-10`, `half-rand-50`, `max-100`, `rand-N` or `rand-N/GROUPS`; everything if
             empty.
-        seed: Decides which classes, on every machine alike.
+        seed: Seed of the choice of classes, the same on every machine.
 
     Returns:
         A data set whose classes are the chosen ones in their old order, or groups named after
         their members, such as `apple+bee`.
 
-    *Guarantee:* Which classes are kept depends on their number and on the seed, never on an image.
+    *Guarantee:* The choice of classes depends on their number and on the seed, never on an image.
 
     Raises:
         UserError: If there is no such choice for this data set.
@@ -68,7 +68,7 @@ def subset(dataset: Dataset, choice: str, *, seed: int = 0) -> Dataset:
 
 
 def _parsed(choice: str) -> tuple[int, int]:
-    """How many classes are kept, and how many there are in the end."""
+    """The number of classes that are chosen, and the number after grouping."""
     name = choice.strip().lower()
     if name in PAPER:
         return PAPER[name]

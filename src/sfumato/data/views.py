@@ -22,14 +22,14 @@ from sfumato.data.store import ImageStore
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ViewParameters:
-    """What happens to each of `examples` images.
+    """The random changes that make the views of each of `examples` images.
 
     Attributes:
         examples: Number of images.
-        changes: For each changed view, those of an example beside each other.
-        first: `(examples, mixtures)` int64, the one view of each mixture.
-        second: The other, which is always another one.
-        share: `(examples, mixtures)` float32, the part of the first.
+        changes: Changes of each view that is not a mixture, in example-major order.
+        first: `(examples, mixtures)` int64, the first view of each mixture.
+        second: The second view, which is always a different one.
+        share: `(examples, mixtures)` float32, the weight of the first.
     """
 
     examples: int
@@ -63,16 +63,16 @@ class ViewParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """How many views an example has, and of what kind.
+    """Configuration of an example's views: their number and their kinds.
 
     *Guarantee:* a view of an example depends on that example's image and on random numbers alone.
 
     Attributes:
         augment: The random changes.
         count: K, the views that are not mixtures.
-        clean: Whether the first of these is the image as it is.
-        mixtures: Further views, each a mixture of two different ones of the K.
-        alpha: Shares of a mixture follow Beta(alpha, alpha).
+        clean: Whether the first of these is the unchanged image.
+        mixtures: Number of further views, each a mixture of two different ones of the K.
+        alpha: Weights of a mixture follow Beta(alpha, alpha).
     """
 
     augment: Augment
@@ -87,7 +87,7 @@ class Views:
         return self.count + self.mixtures
 
     def draw(self, examples: int, generator: torch.Generator | None = None) -> ViewParameters:
-        """Draw the views of so many examples at once, on the CPU."""
+        """Draw the views of this number of examples at once, on the CPU."""
         changes = self.augment.draw(examples * (self.count - self.clean), generator)
         shape = (examples, self.mixtures)
         first = second = torch.zeros(shape, dtype=torch.long)
@@ -114,13 +114,13 @@ class Views:
         """A physical batch: the views of stored images, ready for a model, and the labels.
 
         Args:
-            store: Where the images are.
-            indices: `(examples,)` int64, which of them; they may repeat.
-            parameters: What happens to each, on the store's device.
-            memory_format: How the views lie in memory.
+            store: The store of images.
+            indices: `(examples,)` int64, indices of images; they may repeat.
+            parameters: The random changes of each, on the store's device.
+            memory_format: The memory format of the views.
 
         Returns:
-            Normalised views `(examples * total, C, H, W)`, an example's together, and one label per
+            Normalised views `(examples * total, C, H, W)` in example-major order, and one label per
             example.
         """
         images, labels = store.gather(indices)
@@ -128,7 +128,7 @@ class Views:
         return views.contiguous(memory_format=memory_format), labels
 
     def apply(self, images: Tensor, parameters: ViewParameters) -> Tensor:
-        """`(examples, C, H, W)` floats to `(examples * total, C, H, W)`, an example's together."""
+        """Map images `(examples, C, H, W)` to views `(examples * total, C, H, W)`."""
         if len(images) != parameters.examples:
             raise ValueError(f"{parameters.examples} views were drawn for {len(images)} images")
         changed = self.count - self.clean

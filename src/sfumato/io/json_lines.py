@@ -54,7 +54,7 @@ def read(path: Path) -> list[tuple[int, str]]:
 
 
 def _is_whole(line: str | bytes) -> bool:
-    """Whether a last line without its end lacks nothing else."""
+    """Tell whether a last line lacks nothing but its line end."""
     try:
         parse(line)
     except ValueError:

@@ -1,7 +1,7 @@
 """Operators of the fast engine, each with a definition in plain PyTorch and a Triton kernel.
 
 `torch.ops.sfumato.*` are registered here on import: on CUDA devices with Triton they run the
-kernels, elsewhere their definitions, so what is built on them can be tested anywhere.
+kernels, elsewhere their definitions, so that code built on them can be tested anywhere.
 """
 
 from __future__ import annotations
@@ -13,4 +13,4 @@ import torch
 from sfumato.kernels import operators  # noqa: F401
 
 AVAILABLE = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-"""Whether the Triton kernels can run here."""
+"""True if the Triton kernels can run here."""

@@ -54,7 +54,7 @@ def words(key: bytes, count: int, *, block: int = 0) -> np.ndarray:
 
 
 def blocks_of(count: int) -> int:
-    """Number of blocks that hold so many words."""
+    """Number of blocks that hold `count` words."""
     return -(-count // WORDS)
 
 
@@ -76,8 +76,8 @@ def normals(key: bytes, count: int, device: torch.device, *, block: int = 0) -> 
 
     Args:
         key: 32 bytes.
-        count: How many numbers.
-        device: Where to put them; Apple's GPUs have no float64, so theirs stay on the CPU.
+        count: Number of normal numbers.
+        device: Device of the result; Apple's GPUs have no float64, so theirs stay on the CPU.
         block: Number of the first block of the stream.
     """
     if device.type == "cuda":

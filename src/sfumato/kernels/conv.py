@@ -1,8 +1,8 @@
-"""Filter gradients of single examples, and their weighted sum, as implicit matrix products.
+"""Per-example filter gradients, and their weighted sum, as implicit matrix products.
 
 For each example (out, views * positions) times (views * positions, taps * in): nothing is unfolded,
-products are taken in the inputs' precision and accumulated in float32. See
-`sfumato.kernels.definitions` for what is computed.
+products are computed in the inputs' precision and accumulated in float32. The operators are defined
+in `sfumato.kernels.definitions`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _chunk(  # type: ignore[no-untyped-def]
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, KW: tl.constexpr, N: tl.constexpr,
     BT: tl.constexpr,
 ):  # fmt: skip
-    """Add what BT places from `start` on give to filters `o`, columns `n` (taps, then channels)."""
+    """Add the contribution of BT positions from `start` on to filters `o`, columns `n`."""
     tap = n // C
     down = (tap // KW) * DIL_H - PAD_H
     right = (tap % KW) * DIL_W - PAD_W
@@ -65,7 +65,7 @@ def _product(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Filters `o`, columns `n` of one example's gradient.
 
-    Where its places fit one chunk there is no loop here, so that a loop over examples around it is
+    If its positions fit one chunk there is no loop here, so that a loop over examples around it is
     the innermost one and the next example is loaded while this one is multiplied.
     """
     total = tl.zeros((BO, BN), tl.float32)
@@ -176,7 +176,7 @@ def _settings(x: Tensor, d: Tensor, at: Geometry) -> tuple[int, ...]:
 
 
 def _prepared(x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with channels last, and as many input channels as loads of 16 bytes like."""
+    """Both tensors in channels_last, with input channels padded for loads of 16 bytes."""
     missing = padded(x.shape[1]) - x.shape[1]
     if missing:
         x = torch.nn.functional.pad(x.permute(0, 2, 3, 1), (0, missing)).permute(0, 3, 1, 2)
@@ -193,7 +193,7 @@ def conv_gradients(
     keep: bool,
     chosen: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients, if they are to be kept, and statistics; see `operators.conv_gradients`."""
+    """Gradients, if they are to be stored, and statistics; see `operators.conv_gradients`."""
     channels = x.shape[1]
     x, d = _prepared(x, d)
     settings = _settings(x, d, at)
@@ -240,7 +240,7 @@ def weighted_sum(
 
 
 _SHARE = 8
-"""Examples that a program takes where one chunk holds an example."""
+"""Number of examples that a program processes if one chunk holds an example."""
 
 _PROGRAMS = 528
-"""Programs to spread a weighted sum over: four for each multiprocessor of an H200."""
+"""Number of programs of a weighted sum: four for each multiprocessor of an H200."""

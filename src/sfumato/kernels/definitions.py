@@ -1,4 +1,4 @@
-"""What the operators compute, in plain PyTorch.
+"""Definitions of the operators, in plain PyTorch.
 
 For examples b, views v, output channels o, filter taps (i, j) and input channels c, the gradient of
 an example's loss with respect to the filters of a convolution is
@@ -21,15 +21,15 @@ from torch import Tensor
 Pair = tuple[int, int]
 
 GHOST_STEP = 64
-"""Most channels that the kernel of ghost norms takes at once."""
+"""Most channels that the kernel of ghost norms processes at once."""
 
 GHOST_LONGEST = 64
-"""The most views times positions for which ghost norms are taken: what a kernel's tile holds."""
+"""Most views times positions for which ghost norms are computed: the size of a kernel's tile."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a convolution walks over its input; groups are one.
+    """The geometry of a convolution with one group, and the number of views.
 
     Attributes:
         kernel: Height and width of the filters.
@@ -47,7 +47,7 @@ class Geometry:
 
     @classmethod
     def of(cls, numbers: list[int], views: int) -> Geometry:
-        """From the eight numbers that `numbers` gives, as operators take them."""
+        """Construct from the eight numbers of `numbers`, as operators take them."""
         a, b, c, d, e, f, g, h = numbers
         return cls((a, b), (c, d), (e, f), (g, h), views)
 
@@ -58,7 +58,7 @@ class Geometry:
 
 
 def padded(channels: int) -> int:
-    """Channels as gradients lie in memory: many are a multiple of eight, few are as they are."""
+    """Channels of gradients in memory: few as they are, many padded to a multiple of eight."""
     return -(-channels // 8) * 8 if channels > 16 else channels
 
 
@@ -103,9 +103,9 @@ def weighted_sum(x: Tensor, d: Tensor, weights: Tensor, at: Geometry) -> Tensor:
 
 
 def row_sum(rows: Tensor, weights: Tensor) -> Tensor:
-    """Sum over examples of weight times what the example has, in float32 at least.
+    """Sum over examples of weight times the example's row, in float32 at least.
 
-    An example of weight zero adds exactly nothing, whatever it has.
+    An example of weight zero adds exactly nothing, whatever its row holds.
     """
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
     column = weights.to(wide.dtype).view(-1, *(1,) * (rows.dim() - 1))
@@ -117,7 +117,7 @@ def segment_norms(rows: Tensor, starts: Tensor) -> Tensor:
 
     Args:
         rows: `(examples, numbers)`.
-        starts: `(segments + 1,)` places in increasing order, with the end of the last segment.
+        starts: `(segments + 1,)` offsets in increasing order, with the end of the last segment.
     """
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32)).square()
     at = starts.tolist()
@@ -125,7 +125,7 @@ def segment_norms(rows: Tensor, starts: Tensor) -> Tensor:
 
 
 FACTORS = ("scale", "shrink", "squares", "gain")
-"""Per filter of a standardised weight; its derivative, transposed, takes a gradient g to
+"""Factors per filter of a standardised weight; its transposed derivative maps a gradient g to
 
     gain * (scale * (g - mean of g) - shrink * (g . centred) * centred)
 
@@ -134,13 +134,13 @@ has the gradient scale * (g . centred).
 """
 
 TINY = 1e-20
-"""A floor under the variance of the plain form, whose root has no gradient at 0."""
+"""Smallest variance in the plain form, because the square root has no gradient at 0."""
 
 
 def standardise(
     raw: Tensor, gain: Tensor | None, plain: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Standardised filters, and what their derivative needs.
+    """Standardised filters, and the factors of their derivative.
 
     Args:
         raw: `(out, ...)`, the raw filters.
@@ -179,7 +179,7 @@ def write_standardised(
     plain: bool,
     eps: float,
 ) -> None:
-    """Write what `standardise` gives where it belongs.
+    """Write the results of `standardise` into existing tensors.
 
     Args:
         raw: The raw filters `(out, in, kh, kw)`.
@@ -199,7 +199,7 @@ def write_standardised(
 
 
 _LOST = 1e-5
-"""More than float32 sums over a filter lose of the sum of squares."""
+"""Relative error that exceeds that of float32 sums over a filter."""
 
 
 def filter_norms(statistics: Tensor, factors: Tensor, entries: int, rounding: float) -> Tensor:
@@ -212,8 +212,8 @@ def filter_norms(statistics: Tensor, factors: Tensor, entries: int, rounding: fl
         rounding: Relative rounding of the entries of the direction.
 
     Returns:
-        `(examples, 2)`: of the raw weight's gradient, and of the gain's, rounded up by what the
-        rounding of the statistics may have taken away.
+        `(examples, 2)`: of the raw weight's gradient, and of the gain's, rounded up by the possible
+        error of the statistics.
     """
     squared, total, along = statistics.unbind(1)
     scale, shrink, squares, gain = factors
@@ -242,7 +242,7 @@ def filter_pullback(total: Tensor, centred: Tensor, factors: Tensor) -> tuple[Te
 
 
 UNIT = 2.0**-23
-"""What a float32 sum may lose with each term, of the largest: matrix units cut off, not round."""
+"""Relative loss per term of a float32 sum: matrix units truncate instead of rounding."""
 
 UNIT_DOUBLE = 2.0**-52
 """The same in float64."""
@@ -251,20 +251,20 @@ UNIT_DOUBLE = 2.0**-52
 def ghost_rounding(
     channels: int, taps: int, filters: int, length: int, unit: float, *, centred: bool = False
 ) -> float:
-    """The part of the sum without cancellation that rounding may take from a ghost norm.
+    """Bound on the error of a ghost norm, relative to the sum without cancellation.
 
-    A product of two vectors is off by their number of entries, in units, times their lengths, in
-    whatever order it is summed: small entries can vanish beside one large. Patches are summed tap
-    by tap, each on its own; where a tap is one step of a kernel, its compiler may run them
-    together. The products of the sums that centring subtracts are off by twice as
-    much. What is then summed over pairs of places goes by rows.
+    The error of a product of two vectors is their number of entries, in units, times their lengths,
+    in whatever order it is summed: small entries can vanish beside a large one. Patches are summed
+    tap by tap, each separately; where a tap is one step of a kernel, its compiler may merge them.
+    The products of the sums that centring subtracts have twice the error. The sum over pairs of
+    positions is then taken by rows.
 
     Args:
-        channels: Numbers of a filter at one of its taps.
-        taps: How many taps.
-        filters: How many filters.
+        channels: Entries of a filter at one of its taps.
+        taps: Number of taps.
+        filters: Number of filters.
         length: Views times positions.
-        unit: Relative loss with each term of a sum, where the sums are taken.
+        unit: Relative loss per term of a sum, in the precision of the sums.
         centred: Whether filters' means are subtracted.
     """
     own = channels + taps if channels > GHOST_STEP else channels * taps
@@ -283,24 +283,24 @@ def ghost_norms(
 ) -> Tensor:
     """Squared norm of each example's gradient without the gradient, `(examples,)` in float64.
 
-    With A[t, t'] the product of the input patches at two places and B[t, t'] that of the output
+    With A[t, t'] the product of the input patches at two positions and B[t, t'] that of the output
     gradients there, the squared norm is the sum of A * B. Where terms cancel, rounding could make
-    it too small, so rounding's share of what the sum would be without any cancellation, the square
-    of the sum over t of sqrt(A[t, t] * B[t, t]), is added.
+    it too small, so a fraction (`ghost_rounding`) of the sum without cancellation, the square of
+    the sum over t of sqrt(A[t, t] * B[t, t]), is added.
 
     Args:
-        x: Inputs, and `d` gradients of the outputs.
+        x: Inputs; `d` are the gradients of the outputs.
         scales: `(out,)`: the norm is that of each filter's gradient without its mean, times its
             scale. None for the gradient as it is.
-        at: How the convolution walks.
-        unit: The share is that of sums with this rounding; see `ghost_rounding`.
-        later: The relative rounding of the gradient's own sum over places, which is yet to come.
+        at: The convolution's geometry.
+        unit: Relative loss per term of a sum; see `ghost_rounding`.
+        later: The relative rounding of the gradient's own sum over positions, which comes later.
 
     Guarantee: Never below the squared norm, whatever cancels.
     """
     wide = torch.float64
     a = _patch_products(x.to(wide), d.shape[2:], at)
-    q = _places(d.to(wide), at.views)
+    q = _by_positions(d.to(wide), at.views)
     if scales is not None:
         q = q * scales.to(wide)
     entries = x.shape[1] * at.kernel[0] * at.kernel[1]
@@ -323,8 +323,8 @@ def ghost_norms(
     return (found.sqrt() + later * most.sqrt()).square() if later else found
 
 
-def _places(t: Tensor, views: int) -> Tensor:
-    """`(examples, views * positions, channels)`."""
+def _by_positions(t: Tensor, views: int) -> Tensor:
+    """Reshape to `(examples, views * positions, channels)`."""
     channels_last = t.permute(0, 2, 3, 1)
     return channels_last.reshape(t.shape[0] // views, -1, t.shape[1])
 
@@ -332,12 +332,13 @@ def _places(t: Tensor, views: int) -> Tensor:
 def _patch_products(x: Tensor, output: torch.Size, at: Geometry) -> Tensor:
     """Products of all pairs of an example's patches, from the products of its pixels.
 
-    The patches at two places consist of pixels at equal offsets from them, so their product is the
-    sum over offsets of the products of two pixels: a sum of shifted parts of the pixels' matrix.
+    The patches at two positions consist of pixels at equal offsets from them, so their product is
+    the sum over offsets of the products of two pixels: a sum of shifted parts of the pixels'
+    matrix.
     """
     height, width = x.shape[2:]
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = at.kernel, at.stride, at.padding, at.dilation
-    pixels = _places(x, at.views)
+    pixels = _by_positions(x, at.views)
     products = torch.bmm(pixels, pixels.transpose(1, 2))
     products = products.view(-1, at.views, height, width, at.views, height, width)
     products = F.pad(products, (pw, pw, ph, ph, 0, 0, pw, pw, ph, ph))

@@ -1,6 +1,6 @@
 """Norms of filter gradients from products of patches, without the gradients.
 
-One program takes one example whose views and positions fit a tile: the products of its input
+One program processes one example whose views and positions fit a tile: the products of its input
 patches and those of its output gradients stay in registers, and one number is written.
 """
 

@@ -1,8 +1,8 @@
 """The operators `torch.ops.sfumato.*`: Triton on CUDA devices, the definitions elsewhere.
 
-Those of convolutions have fake implementations, so `torch.compile` keeps one graph around them, and
-what it traces for a CUDA device is compiled meanwhile. They are made for the backward pass, those
-over rows for what follows it; none has a derivative of its own.
+Operators of convolutions have fake implementations, so that `torch.compile` keeps one graph around
+them, and kernels traced for a CUDA device are compiled in the background. They are used in the
+backward pass, those over rows after it; none has a derivative.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def conv_gradients(
         direction: `(out, kh, kw, in)` for the statistics, or None; see `filter_statistics`.
         geometry: As `Geometry.numbers`.
         views: Rows per example.
-        keep: Whether the gradients themselves are wanted; if not, an empty tensor stands for them.
+        keep: Whether to return the gradients themselves; if not, an empty tensor is returned.
 
     Returns:
         Gradients `(examples, out, kh, kw, padded(in))` in the precision of `x`, zero where there
@@ -82,7 +82,7 @@ def ghost_norms(
     """Squared norm of each example's filter gradient, `(examples,)`, never rounded down."""
     found = definitions.ghost_norms(x, d, scales, Geometry.of(geometry, views))
     wide = torch.promote_types(x.dtype, torch.float32)
-    return (found * (1 + definitions.UNIT)).to(wide)  # Rounding may go down.
+    return (found * (1 + definitions.UNIT)).to(wide)  # The conversion may round down.
 
 
 @ghost_norms.register_fake
@@ -94,7 +94,7 @@ def _(x: Tensor, d: Tensor, scales: Tensor | None, geometry: list[int], views: i
 
 @torch.library.custom_op("sfumato::row_sum", mutates_args=())
 def row_sum(rows: Tensor, weights: Tensor) -> Tensor:
-    """Sum over examples of weight times what the example has, in float32 at least."""
+    """Sum over examples of weight times the example's row, in float32 at least."""
     return definitions.row_sum(rows, weights)
 
 
@@ -129,7 +129,7 @@ def write_standardised(
     plain: bool,
     eps: float,
 ) -> None:
-    """Write standardised filters, and what their derivative needs, where they belong."""
+    """Write standardised filters, and the factors of their derivative, into existing tensors."""
     definitions.write_standardised(raw, gain, value, centred, direction, factors, plain, eps)
 
 

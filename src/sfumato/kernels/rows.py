@@ -1,6 +1,6 @@
-"""Sums and norms over rows that belong to examples, and filters that are rows of weights.
+"""Sums and norms over per-example rows, and standardisation of filters.
 
-See `sfumato.kernels.definitions` for what is computed.
+The operators are defined in `sfumato.kernels.definitions`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _row_sum(  # type: ignore[no-untyped-def]
     for start in range(first, last, BE):
         example = start + tl.arange(0, BE)
         weight = tl.load(weights + example, mask=example < last, other=0.0)
-        # What has no weight is not read: nothing in it can reach the sum.
+        # Rows of weight zero are not read, so that nothing in them can reach the sum.
         tile = tl.load(
             rows + example.to(tl.int64)[:, None] * pitch + n[None, :],
             mask=(weight != 0)[:, None] & (n < numbers)[None, :],
@@ -78,7 +78,7 @@ def _filter_norms(  # type: ignore[no-untyped-def]
         squares = tl.load(factors + 2 * filters + o, mask=live, other=0.0)
         gain = tl.load(factors + 3 * filters + o, mask=live, other=0.0)
         slack = rounding * tl.sqrt(squared * squares)
-        # Written as comparisons that NaN passes through: an example of NaN has a norm of NaN.
+        # Written as comparisons that propagate NaN: an example with NaN has a norm of NaN.
         least = along - slack
         least = tl.where(least < 0, 0.0, least)
         own = scale * scale * (squared - total * total / entries)
@@ -128,7 +128,7 @@ def _standardise(  # type: ignore[no-untyped-def]
     raw, gain, value, centred, direction, factors, filters, numbers, eps, tiny,
     PLAIN: tl.constexpr, GAIN: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """One filter, read three times: its mean, its squared norm, and what is made of it."""
+    """Standardise one filter in three passes: its mean, its squared norm, and the results."""
     o = tl.program_id(0)
     raw += o * numbers
     sums = tl.zeros((BN,), tl.float32)
@@ -167,7 +167,7 @@ def _standardise(  # type: ignore[no-untyped-def]
 
 
 _PROGRAMS = 1056
-"""Programs to spread a sum over: eight for each multiprocessor of an H200."""
+"""Number of programs of a sum: eight for each multiprocessor of an H200."""
 
 
 def row_sum(rows: Tensor, weights: Tensor) -> Tensor:
@@ -234,13 +234,13 @@ def write_standardised(
     plain: bool,
     eps: float,
 ) -> None:
-    """Write standardised filters where they belong; see `definitions.write_standardised`.
+    """Write standardised filters into existing tensors; see `definitions.write_standardised`.
 
     Raises:
-        ValueError: The filters do not lie with their channels last.
+        ValueError: The filters are not in channels_last memory format.
     """
     if not value.is_contiguous(memory_format=torch.channels_last):
-        raise ValueError("standardised filters are written with their channels last")
+        raise ValueError("standardised filters must be in channels_last memory format")
     raw = raw.permute(0, 2, 3, 1).contiguous()
     filters, numbers = raw.shape[0], raw[0].numel()
     launch(
@@ -251,7 +251,7 @@ def write_standardised(
 
 
 def _flat(rows: Tensor) -> Tensor:
-    """`(examples, numbers)` with the numbers of an example beside each other, in place if so."""
+    """Flatten to `(examples, numbers)`, without a copy where possible."""
     inner = rows[0] if rows.shape[0] else rows
     if inner.is_contiguous():
         return rows.flatten(1) if rows.dim() != 2 else rows

@@ -1,8 +1,8 @@
-"""Kernels are compiled as soon as their shapes are traced, beside whatever else is compiled then.
+"""Compilation of kernels in threads as soon as their shapes are traced.
 
-A network needs a dozen of them, a few seconds each, and a compiler that traces a step knows their
-shapes long before the first is launched. What is compiled ahead only saves time: a kernel that is
-not ready, or could not be, is compiled when it is launched.
+A network needs a dozen kernels, a few seconds each, and a compiler that traces a step knows their
+shapes long before the first is launched. Compiling ahead only saves time: a kernel that is not
+ready, or failed to compile, is compiled when it is launched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _THREADS = 8
 
 
 class Ahead:
-    """Work that is done in threads, each piece once."""
+    """Jobs that run in threads, each once."""
 
     def __init__(self, threads: int = _THREADS) -> None:
         self._threads = max(1, min(threads, os.cpu_count() or 1))
@@ -29,7 +29,7 @@ class Ahead:
         self._pending: list[Future[None]] = []
 
     def begin(self, key: Hashable, work: Callable[[], object]) -> None:
-        """Begin a piece of work, unless it was before; what it raises is of no account."""
+        """Start a job, unless one of this key was started before; exceptions are ignored."""
         if key in self._known:
             return
         self._known.add(key)
@@ -38,7 +38,7 @@ class Ahead:
         self._pending.append(self._pool.submit(_quietly, work))
 
     def wait(self) -> None:
-        """Return once all that was begun is done."""
+        """Wait for all jobs that were started."""
         while self._pending:
             self._pending.pop().result()
 
@@ -54,12 +54,12 @@ ahead = Ahead()
 def compile_ahead(
     operator: Callable[..., object], device: torch.device, *arguments: object
 ) -> None:
-    """Have an operator's kernels compiled for arguments like these, of which tensors are not read.
+    """Compile an operator's kernels for arguments like these; the values of tensors are not read.
 
     Args:
-        operator: Runs on tensors without memory, for which `launch` compiles and does no more.
-        device: For which; nothing is done for one without kernels.
-        arguments: The operator's.
+        operator: Runs on tensors without memory, for which `launch` only compiles.
+        device: The device to compile for; nothing is done for one without kernels.
+        arguments: The operator's arguments.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return

@@ -1,8 +1,8 @@
 """The models: one file per family; importing this package imports them all, and so registers them.
 
-`create` builds a model from its name, `create_trusted` from one that was read from a file, `names`
-and `info` look in the registry, `summary` counts.
-To add a model, put one file with one `@register(...)` here (docs/adding-a-model.md).
+`create` builds a model from its name, `create_trusted` from a name read from a file, `names` and
+`info` query the registry, and `summary` counts layers and parameters. To add a model, put one file
+with one `@register(...)` here (docs/adding-a-model.md).
 """
 
 from __future__ import annotations

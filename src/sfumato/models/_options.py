@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sfumato.errors import UserError, nearest
 
 MOST = 1 << 16
-"""The largest whole number that a model of the registry takes for an option."""
+"""The largest integer that a registered model accepts for an option."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def check_options(
     preset: Mapping[str, object],
     given: Mapping[str, object],
 ) -> dict[str, object]:
-    """The given options with their values brought to the declared types (a list to a tuple, say).
+    """The given options, converted to the declared types (a list to a tuple, for example).
 
     Raises:
         UserError: An option that the model lacks or fixes, or a value that it does not accept.
@@ -75,7 +75,7 @@ def check_options(
 def read_options(
     name: str, options: Mapping[str, Option], texts: Iterable[str]
 ) -> dict[str, object]:
-    """Options from `option=value` texts, as the command line gives them.
+    """Parse options from `option=value` texts, as the command line gives them.
 
     Raises:
         UserError: A text without `=`, or a value that cannot be read as the option's type.
@@ -121,7 +121,7 @@ def _convert(name: str, key: str, option: Option, value: object) -> object:
 
 
 def _fit(value: object, hint: object) -> tuple[object] | None:
-    """The value as the annotation wants it, in a 1-tuple, or None where it does not fit."""
+    """The value converted to the annotated type, in a 1-tuple, or None if it does not fit."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is type(None):
         return (None,) if value is None else None
@@ -148,7 +148,7 @@ def _fit(value: object, hint: object) -> tuple[object] | None:
 
 
 def _read(text: str, hint: object) -> tuple[object] | None:
-    """The text read as the annotation's type, in a 1-tuple, or None where it cannot be."""
+    """The text parsed as the annotated type, in a 1-tuple, or None if that fails."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is type(None):
         return (None,) if text.lower() in ("none", "") else None

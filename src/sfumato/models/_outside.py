@@ -1,4 +1,4 @@
-"""Models that live outside the package, named `package.module:function`."""
+"""Models defined outside the package, named `package.module:function`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def build_outside(
 ) -> nn.Module:
     """Import `package.module:function` and call it.
 
-    The function gets those of `classes`, `channels` and `size` (height, width) that it takes, and
-    every option, which it must take. The module may lie in the current folder.
+    The function gets those of `classes`, `channels` and `size` (height, width) that it accepts, and
+    every option, which it must accept. The module may be in the current folder.
 
     Raises:
         UserError: The name is not admitted (`sfumato.models._trust`), cannot be imported, is not a
@@ -84,7 +84,7 @@ def _listed(given: Mapping[str, object]) -> str:
 
 
 def _shape_lazy(model: nn.Module, arguments: Mapping[str, object]) -> None:
-    """Run the model once, on nothing but zeros, so that lazy layers learn their shapes."""
+    """Run the model once on zeros, so that lazy layers infer their shapes."""
     channels, size = cast(int, arguments["channels"]), cast(tuple[int, int], arguments["size"])
     training = model.training
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a network is made of: layers, trainable parameters, multiply-accumulates per image."""
+"""Summary of a network: layers, trainable parameters, multiply-accumulates per image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Layer:
         name: Its name in the network.
         kind: The class of the module.
         output: The shape of its output for one image.
-        parameters: Its trainable parameters; none at a second call.
+        parameters: Its trainable parameters; zero at a second call.
         macs: Multiply-accumulates of its convolution or matrix product, per image.
     """
 
@@ -44,7 +44,7 @@ class Summary:
 
 
 def summary(model: nn.Module, input: tuple[int, int, int]) -> Summary:
-    """Run one image through the network and note every layer; convolutions and products count.
+    """Run one image through the network and record every layer; convolutions and products count.
 
     Args:
         model: The network, on any device; it is left as it was.
@@ -89,14 +89,14 @@ def summary_of(
     size: tuple[int, int] = (32, 32),
     options: Mapping[str, object] | None = None,
 ) -> Summary:
-    """The summary of a model by name, for the shapes alone: no value is drawn or convolved."""
+    """The summary of a model by name, from shapes alone, without drawing weights."""
     with _ShapesOnly():
         model = create(name, classes=classes, channels=channels, size=size, **(options or {}))
         return summary(model, (channels, *size))
 
 
 class _ShapesOnly(TorchFunctionMode):
-    """Replaces the costly operations by others with results of the same shape."""
+    """Mode that replaces costly operations by cheap ones with results of the same shape."""
 
     def __torch_function__(
         self,
@@ -118,7 +118,7 @@ class _ShapesOnly(TorchFunctionMode):
 
 
 def _layers(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules that do the work: those without children or with tensors of their own."""
+    """The modules that compute: those without children or with tensors of their own."""
     children = [(key, child) for key, child in module.named_children() if key != "parametrizations"]
     if _own(module) or not (children or isinstance(module, nn.Identity)):
         yield name, module
@@ -127,7 +127,7 @@ def _layers(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def _own(module: nn.Module) -> int:
-    """The trainable parameters of a module without its children, a parametrisation apart."""
+    """The trainable parameters of a module without its children, but with its parametrisations."""
     own = list(module.parameters(recurse=False))
     if parametrize.is_parametrized(module):
         own += list(module.get_submodule("parametrizations").parameters())

@@ -32,8 +32,8 @@ class Trust:
     """The model code that may be run while one file is read.
 
     Attributes:
-        names: What the user named: modules, each with all models that it defines, or single models
-            as `package.module:function`.
+        names: The names that the user gave: modules, each with all models that it defines, or
+            single models as `package.module:function`.
         where: The file that names the model, for messages.
         folders: Run folders. No code is imported from inside them, trusted or not.
         marks: Names of files that only run folders hold. A folder with one of them counts as a
@@ -54,14 +54,14 @@ class Trust:
         return self.names_in_full(name) or self.names_in_full(name.partition(":")[0])
 
     def names_in_full(self, name: str) -> bool:
-        """Tell whether the user wrote this very name."""
+        """Tell whether the user gave this exact name."""
         return name in (*self.names, *os.environ.get(VARIABLE, "").replace(" ", "").split(","))
 
     def run_folder_of(self, path: str) -> str | None:
-        """The run folder that a file lies in, or None.
+        """The run folder that contains a file, or None.
 
-        Links are followed and not followed: a link into a run folder and a link inside it both
-        count as the run's.
+        The path is checked with and without following links: a link into a run folder and a link
+        inside one both belong to the run.
         """
         own = {form(str(folder)) for folder in self.folders for form in _FORMS}
         for form in _FORMS:
@@ -99,17 +99,17 @@ def _is_module_name(text: str) -> bool:
 
 @contextlib.contextmanager
 def admitted(name: str, trust: Trust | None) -> Iterator[Callable[..., object]]:
-    """The function or class that `package.module:function` names, while the block lasts.
+    """The function or class that `package.module:function` names, within a `with` block.
 
     Guarantee: If the name comes from a file (`trust` is given), nothing is imported unless the user
     named its module or the model itself; neither that module nor one that it imports within the
-    block is taken from a run folder; and only a function that the module itself defines, or a
-    subclass of `nn.Module`, is handed out. A function that the module took from another one is
-    handed out only if the user named this very model, module and function.
+    block is loaded from a run folder; and only a function that the module itself defines, or a
+    subclass of `nn.Module`, is returned. A function that the module imported from another one is
+    returned only if the user named this very model, module and function.
 
     Args:
         name: The model.
-        trust: What a file may run; None for a name that the user has just typed.
+        trust: The code that a file may run; None for a name that the user has just typed.
 
     Raises:
         UserError: If the name is not admitted, cannot be imported, or is not a model.
@@ -148,7 +148,7 @@ def _imported(name: str, trust: Trust | None) -> ModuleType:
         ) from error
     parents = module_name.split(".")
     for count in range(1, len(parents) + 1):
-        # A module that was imported before this block has passed no finder of ours.
+        # A module imported before this block has not passed through our import hook.
         part = sys.modules.get(".".join(parents[:count]))
         if trust is not None and part is not None and part.__spec__ is not None:
             try:
@@ -174,7 +174,7 @@ def _attribute(name: str, module: ModuleType, trust: Trust | None) -> Callable[.
             f"'{name}' is {kind}, but must be a Python function that returns a torch.nn.Module, or "
             "a subclass of torch.nn.Module."
         )
-    # `__module__` is an attribute that anybody can set; the globals of a function are its module's.
+    # `__module__` is an attribute that anybody can set; a function's globals are its module's.
     own = inspect.unwrap(build).__globals__ is vars(module)
     if trust is not None and not own and not trust.names_in_full(name):
         raise CodeError(
@@ -186,11 +186,11 @@ def _attribute(name: str, module: ModuleType, trust: Trust | None) -> Callable[.
 
 
 class _InRunFolderError(ModuleNotFoundError):
-    """A module that lies in a run folder."""
+    """A module that is inside a run folder."""
 
 
 class _OutsideOfRuns(MetaPathFinder):
-    """An import hook that finds nothing itself, and refuses modules in run folders."""
+    """An import hook that finds no module itself, and refuses modules in run folders."""
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
@@ -198,7 +198,7 @@ class _OutsideOfRuns(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise for a module that another finder would take from a run folder; else None."""
+        """Raise for a module that another finder would load from a run folder; else return None."""
         for finder in sys.meta_path:
             if isinstance(finder, _OutsideOfRuns) or not hasattr(finder, "find_spec"):
                 continue

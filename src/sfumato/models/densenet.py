@@ -15,7 +15,7 @@ from sfumato.nn import Activation, Init, Norm
 
 
 class Concatenated(nn.Module):
-    """The input and the body's output, side by side."""
+    """Concatenation of the input and the body's output along the channels."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()

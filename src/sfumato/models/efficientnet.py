@@ -44,7 +44,7 @@ class SqueezeExcite(nn.Module):
 
 
 class Block(nn.Module):
-    """An inverted bottleneck, with its input added where the shapes agree."""
+    """An inverted bottleneck, with a residual connection where the shapes agree."""
 
     def __init__(self, body: nn.Module, *, residual: bool) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ Norm = Literal["group", "layer", "instance", "none"]
 
 
 def field_counts(field: Field, layout: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Fields of the three widths, such that every group has about as many parameters.
+    """Numbers of fields for the three widths, such that every group has about as many parameters.
 
     The first two are widths for the group, the third is one for its subgroup of half the order (for
     no symmetry at all after SO(2)); fractions are dropped, as in the paper's counts.
@@ -54,7 +54,7 @@ def field_counts(field: Field, layout: tuple[int, int, int]) -> tuple[int, int, 
 
 @dataclass(frozen=True)
 class Kit:
-    """The layers of an equivariant network, for one kind of field."""
+    """Factory of the layers of an equivariant network, for one kind of field."""
 
     field: Field
     blur: bool
@@ -118,7 +118,7 @@ class Kit:
         return nn.Sequential(parts)
 
     def restricted(self, fields: int) -> tuple[Kit, nn.Module, int]:
-        """The kit for the subgroup, the layer that reads fields in it, and how many they become."""
+        """The kit for the subgroup, the layer that restricts fields to it, and their new number."""
         if isinstance(self.field, Irreps):
             after = Regular(FiniteGroup(1))
             layer: nn.Module = nn.Identity()

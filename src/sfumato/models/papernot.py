@@ -106,7 +106,7 @@ def papernot_6(
 
 
 def _positions_1(side: int) -> int:
-    """Positions along a side after the convolutions and pools of table 1."""
+    """Spatial positions along a side after the convolutions and pools of table 1."""
     first = (side + 2 * 3 - 8) // 2 + 1
     second = (first - 1 - 4) // 2 + 1
     return second - 1

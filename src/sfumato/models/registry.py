@@ -31,7 +31,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the registry knows of a model.
+    """A registered model.
 
     Attributes:
         name: The name that `create` takes; `{depth}`-like fields stand for whole numbers.
@@ -123,7 +123,7 @@ def patterns() -> list[str]:
 
 
 def info(name: str) -> ModelInfo:
-    """What the registry knows of `name`.
+    """The registry entry of `name`.
 
     Raises:
         UserError: No model has that name.
@@ -196,7 +196,7 @@ def create_trusted(
 ) -> nn.Module:
     """Build a model from a name and options that were read from a file.
 
-    Guarantee: Of code outside sfumato, none is imported or called but what `trust` covers.
+    Guarantee: No code outside sfumato is imported or called except what `trust` covers.
 
     Args:
         name: As for `create`.

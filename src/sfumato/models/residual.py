@@ -1,4 +1,4 @@
-"""The residual sum that ResNet-9 and its equivariant kin share."""
+"""The residual sum shared by ResNet-9 and the equivariant networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """x + body(x), and the norm that follows the sum where the network has one."""
+    """x + body(x), followed by a norm if the network has one after the sum."""
 
     def __init__(self, body: nn.Module, after: nn.Module) -> None:
         super().__init__()

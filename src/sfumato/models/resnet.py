@@ -20,7 +20,7 @@ Stem = Literal["auto", "imagenet", "cifar"]
 
 
 class Block(nn.Module):
-    """A body beside a skip path; ScaleNorm, where the network has it, and the activation follow."""
+    """A body with a skip path, followed by ScaleNorm, if the network has it, and the activation."""
 
     def __init__(
         self, *, body: nn.Module, skip: nn.Module, after: nn.Module, activation: nn.Module
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 def small_stem(stem: Stem, size: tuple[int, int]) -> bool:
-    """Whether the network starts at full resolution: asked for, or `auto` and a side under 64."""
+    """Tell whether the stem keeps full resolution: `cifar`, or `auto` and a side under 64."""
     return stem == "cifar" or (stem == "auto" and min(size) < 64)
 
 

@@ -1,7 +1,7 @@
 """A linear classifier on fixed wavelets (Tramèr and Boneh, 2021).
 
-Nothing but the last layer is learned, and no privacy is spent on features. How it compares with
-other ways for few images: docs/initialisation.md.
+Only the last layer is trained, and no privacy is spent on features. docs/initialisation.md compares
+it with other methods for few images.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sfumato.nn import Init
 from sfumato.nn.scattering import Scattering
 
 _GRID = 8
-"""The linear layer sees at most 8x8 positions, so that large images do not make it large."""
+"""Most spatial positions along a side that the linear layer sees, so that it stays small."""
 
 
 @register("scatternet", paper="Tramèr and Boneh (2021)", minimum=8)

@@ -21,7 +21,7 @@ Pooling = Literal["max", "average", "none"]
 
 
 class Stage(nn.Module):
-    """Blocks of `width` channels: each sees all earlier outputs, adds to its input, or neither.
+    """Blocks of `width` channels, linked to all earlier outputs, to their input, or to neither.
 
     Attributes:
         channels: The channels of the output, concatenated where the links are dense.
@@ -61,10 +61,11 @@ class LastChannels(nn.Module):
 
 
 def _pool(kind: Pooling) -> nn.Module:
-    """The largest or the mean of 3x3 positions; those outside count as zeros of the mean."""
+    """A 3x3 maximum or mean of stride 1; padding counts as zeros in the mean."""
     if kind == "max":
         return nn.MaxPool2d(3, stride=1, padding=1)
-    # Padded apart: with padding of its own its gradient is wrong in PyTorch 2.11 on CUDA.
+    # A separate padding layer: average pooling with its own padding has a wrong gradient in PyTorch
+    # 2.11 on CUDA.
     return nn.Sequential(nn.ZeroPad2d(1), nn.AvgPool2d(3, stride=1))
 
 

@@ -16,7 +16,7 @@ from sfumato.models.registry import register
 from sfumato.nn import Activation, Init
 
 _GRID = 4
-"""The linear layer sees at most 4x4 positions, so that large images do not make it large."""
+"""Most spatial positions along a side that the linear layer sees, so that it stays small."""
 
 
 @register("tanh-cnn", paper="after Papernot et al. (2019)", input=(1, 28, 28), minimum=4)

@@ -52,12 +52,12 @@ Activation = Annotated[
 
 
 def activation_names() -> list[str]:
-    """The names that `activation` knows."""
+    """The names that `activation` accepts."""
     return sorted(_ACTIVATIONS)
 
 
 def activation(name: str) -> nn.Module:
-    """A new activation module.
+    """Create an activation module.
 
     Args:
         name: One of `activation_names()`. The tempered sigmoid takes its constants s, T, o after a

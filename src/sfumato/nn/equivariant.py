@@ -22,7 +22,7 @@ EPSILON = 1e-5
 
 
 class SteerableWeight(nn.Module):
-    """Parametrises the filters of a convolution by coefficients in a steerable basis.
+    """Parametrisation of a convolution's filters by coefficients in a steerable basis.
 
     The trained tensor has shape (output fields, input fields, dimension of the basis). The basis is
     orthonormal, so isotropic noise on the coefficients is isotropic noise on the kernels.
@@ -33,8 +33,8 @@ class SteerableWeight(nn.Module):
         kernel_size: Height and width of the kernel, odd.
         cutoff: Largest angular frequency on a ring, as a multiple of its radius.
         gain: Factor on the kernels.
-        standardise: Whether the coefficients w of the whole layer are first brought to mean 0 and
-            standard deviation 1, as (w - mean) / (std + 1e-5).
+        standardise: Whether the coefficients w of the whole layer are first standardised to mean 0
+            and standard deviation 1, as (w - mean) / (std + 1e-5).
     """
 
     basis: Tensor
@@ -75,8 +75,8 @@ class SteerableWeight(nn.Module):
     def project(self, weight: Tensor) -> Tensor:
         """The adjoint of `expand`: `(..., *filters)` to `(..., out, in, basis)`.
 
-        It maps gradients with respect to the filters to gradients with respect to the coefficients
-        (standardised, where they are), the same way for every example.
+        It maps gradients with respect to the filters to gradients with respect to the (possibly
+        standardised) coefficients, by the same linear map for every example.
         """
         target, source, *_ = self.shape
         parts = torch.unflatten(torch.unflatten(weight, -3, (-1, source)), -5, (-1, target))
@@ -86,8 +86,8 @@ class SteerableWeight(nn.Module):
     def pullback(self, coefficients: Tensor, gradient: Tensor) -> tuple[Tensor]:
         """Gradients `(..., *filters)` of the filters as gradients `(..., *coefficients.shape)`.
 
-        The transposed derivative of `forward` in closed form: linear in `gradient`, so it serves
-        one gradient, a sum, or a stack of per-example gradients alike.
+        The transposed derivative of `forward` in closed form. It is linear in `gradient`, so it
+        applies to one gradient, to a sum, and to a stack of per-example gradients alike.
         """
         return (self.pullback_expanded(coefficients, self.project(gradient)),)
 
@@ -113,7 +113,7 @@ class SteerableWeight(nn.Module):
 
 
 def _standardisation(coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Standard deviation, centred coefficients, and what to divide them by."""
+    """Standard deviation, centred coefficients, and the divisor of these."""
     centred = coefficients - coefficients.mean()
     variance = centred.square().mean()
     deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
@@ -121,7 +121,7 @@ def _standardisation(coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class FieldBias(nn.Module):
-    """Parametrises a bias by one number per field, along the field's invariant unit vector."""
+    """Parametrisation of a bias by one number per field, along the invariant unit vector."""
 
     direction: Tensor
 
@@ -164,10 +164,10 @@ def steerable_conv(
         out_fields: The number of output fields.
         kernel_size: Height and width of the kernel, odd.
         cutoff: Largest angular frequency on a ring, as a multiple of its radius.
-        bias: Whether each output field has a shift, zero at first.
+        bias: Whether each output field has a shift, initially zero.
         standardise: Whether the coefficients of the layer are standardised.
-        scale: Of standardised filters. `published`: as the paper's networks, whose pre-activations
-            grow with the fan-in; `fan-in`: outputs have the variance of the inputs.
+        scale: Scale of standardised filters. `published`: as the paper's networks, whose
+            pre-activations grow with the fan-in; `fan-in`: outputs have the variance of the inputs.
 
     Returns:
         The convolution; `parametrizations.weight.original` are its coefficients and
@@ -200,7 +200,7 @@ def steerable_conv(
 
 
 class Restriction(nn.Module):
-    """Reads regular fields of a group as (more) regular fields of a subgroup: a permutation."""
+    """Restriction of a group's regular fields to a subgroup: a permutation of channels."""
 
     index: Tensor
 
@@ -223,8 +223,8 @@ class Restriction(nn.Module):
 class GroupMaxPool(nn.Module):
     """The maximum over the channels of each regular field: invariant under the group.
 
-    It is taken of pairs. The derivative of `amax` divides by the number of entries that equal the
-    maximum; a compiler that computes them anew in another precision finds none.
+    It is computed pairwise. The derivative of `amax` divides by the number of entries that equal
+    the maximum; a compiler that recomputes them in another precision finds none.
     """
 
     def __init__(self, representation: Regular) -> None:
@@ -247,10 +247,10 @@ class GroupMaxPool(nn.Module):
 
 
 class EquivariantGroupNorm(nn.Module):
-    """Group norm whose statistics run over whole fields, their group elements and positions.
+    """Group norm with statistics over whole fields: all their group elements and spatial positions.
 
-    A permutation within the fields leaves mean and variance alone, so it is equivariant for regular
-    fields; with `affine` each field has a gain and a shift.
+    A permutation within the fields does not change mean and variance, so it is equivariant for
+    regular fields; with `affine` each field has a gain and a shift.
     """
 
     def __init__(
@@ -261,9 +261,9 @@ class EquivariantGroupNorm(nn.Module):
         self.norm = nn.GroupNorm(groups, fields, affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each example by itself."""
+        """Normalise each example separately."""
         if not self.norm.affine:
-            # The channels of a field lie side by side, so groups of fields are groups of channels.
+            # The channels of a field are adjacent, so groups of fields are groups of channels.
             plain: Tensor = self.norm(x)
             return plain
         y: Tensor = self.norm(torch.unflatten(x, 1, (self.fields, self.dimension)))
@@ -271,6 +271,6 @@ class EquivariantGroupNorm(nn.Module):
 
 
 def norm_groups(fields: int, nominal: int = 8) -> int:
-    """The largest divisor of the fields, at most `nominal`, that leaves over 3 a group; else 1."""
+    """The largest divisor of `fields` up to `nominal` with over 3 fields a group; else 1."""
     fitting = (d for d in range(nominal, 1, -1) if fields % d == 0 and fields // d > 3)
     return next(fitting, 1)

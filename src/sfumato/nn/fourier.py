@@ -1,7 +1,7 @@
 """Layers for fields of SO(2) irreps (Hölzl et al., 2023; Weiler and Cesa, 2019).
 
-Such a field holds the Fourier coefficients of a function on the circle of directions. Turning the
-image turns each pair of coefficients, so a norm may only rescale whole fields and shift their
+Such a field holds the Fourier coefficients of a function on the circle of directions. A rotation of
+the image rotates each pair of coefficients, so a norm may only rescale whole fields and shift their
 constant part, and a pointwise nonlinearity acts on samples of the function.
 """
 
@@ -23,8 +23,8 @@ def _kept(module: nn.Module, name: str, value: Tensor) -> None:
 class IIDInstanceNorm(nn.Module):
     """The i.i.d. instance norm: centre the constant part, divide each field by one scale.
 
-    With d channels a field, z the field less the spatial mean of its constant part and
-    v = mean ||z||^2 / d over positions, the result is z / sqrt(v + eps). By Schur's lemma the
+    With d channels a field, z the field minus the spatial mean of its constant part and v = mean
+    ||z||^2 / d over spatial positions, the result is z / sqrt(v + eps). By Schur's lemma the
     covariance over all rotations is v times the identity: equivariant under every rotation.
 
     Args:
@@ -46,7 +46,7 @@ class IIDInstanceNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(fields)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each field of each example by itself."""
+        """Normalise each field of each example separately."""
         y = torch.unflatten(x, 1, (self.fields, self.dimension))
         z = y - y[:, :, :1].mean((3, 4), keepdim=True) * self.constant
         scale = torch.rsqrt(z.square().mean((2, 3, 4), keepdim=True) + self.eps)
@@ -88,7 +88,7 @@ class FourierNonlinearity(nn.Module):
         _kept(self, "analysis", torch.linalg.pinv(synthesis))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sample, activate, and take the coefficients again."""
+        """Sample the function, apply the activation, and transform back to coefficients."""
         y = torch.unflatten(x, 1, (-1, self.dimension))
         samples = self.activation(torch.einsum("nd,bcdhw->bcnhw", self.synthesis, y))
         return torch.einsum("dn,bcnhw->bcdhw", self.analysis, samples).flatten(1, 2)
@@ -99,10 +99,10 @@ class FourierNonlinearity(nn.Module):
 
 
 class BlurPool(nn.Module):
-    """Gaussian blur (5x5, sigma 0.66) of every channel, then every second pixel.
+    """Gaussian blur (5x5, sigma 0.66) of every channel, then subsampling of every second pixel.
 
-    Pooling by a maximum is not equivariant for coefficients; a round filter is. On an even number
-    of pixels the kept ones lie half a pixel off centre; with an odd number they are symmetric.
+    Max-pooling is not equivariant for coefficients; a rotationally symmetric filter is. On an even
+    number of pixels the samples are half a pixel off centre; with an odd number they are symmetric.
     """
 
     kernel: Tensor
@@ -126,7 +126,7 @@ class BlurPool(nn.Module):
 
 
 class DiscMask(nn.Module):
-    """Fades an image to zero outside its inscribed disc, so that no rotation cuts corners off."""
+    """Mask that fades an image to zero outside its inscribed disc, which rotations preserve."""
 
     mask: Tensor
 

@@ -1,9 +1,10 @@
 """Planar symmetry groups and the kinds of feature field that transform under them.
 
 Finite groups are C_N (rotations by multiples of 360/N degrees) and D_N (also the mirror images);
-the continuous one is SO(2), all rotations. A feature map is a stack of fields. What a field does
-when the image is turned is its representation: `Trivial` (an image channel: nothing), `Regular`
-(one channel per group element, permuted) or `Irreps` (Fourier coefficients, turned).
+the continuous one is SO(2), all rotations. A feature map is a stack of fields. The representation
+of a field describes how it changes when the image is rotated: `Trivial` (an image channel: not at
+all), `Regular` (one channel per group element, permuted) or `Irreps` (Fourier coefficients,
+rotated).
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class FiniteGroup:
 
 @dataclass(frozen=True)
 class Trivial:
-    """One channel that an element leaves alone, as the channels of an image."""
+    """One channel that every element leaves unchanged, as the channels of an image."""
 
     def __str__(self) -> str:
         return "trivial"
@@ -119,7 +120,7 @@ class Trivial:
         return 1
 
     def invariant(self) -> Array:
-        """The unit vector that every element leaves alone."""
+        """The unit vector that every element leaves unchanged."""
         return np.ones(1)
 
 
@@ -138,7 +139,7 @@ class Regular:
         return self.group.order
 
     def invariant(self) -> Array:
-        """The unit vector that every element leaves alone."""
+        """The unit vector that every element leaves unchanged."""
         return np.full(self.dimension, self.dimension**-0.5)
 
     def matrix(self, g: int) -> Array:
@@ -164,7 +165,7 @@ class Irreps:
         return 2 * self.frequency + 1
 
     def invariant(self) -> Array:
-        """The unit vector that every element leaves alone."""
+        """The unit vector that every element leaves unchanged."""
         return np.eye(1, self.dimension).ravel()
 
     def block(self, k: int) -> slice:

@@ -1,4 +1,4 @@
-"""Normalisation by name, and where it stands: before or after the activation, or after a sum."""
+"""Normalisation layers by name, and their place: before or after the activation, or after a sum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def norm(kind: Norm, channels: int, *, groups: int = 32) -> nn.Module:
             per channel), `none`, or `batch`. Batch normalisation mixes the examples of a batch: it
             is for runs without privacy only.
         channels: The channels of the input.
-        groups: For `group`: the number of groups, lowered to the next divisor of the channels.
+        groups: For `group`: the number of groups, reduced to the next divisor of the channels.
 
     Raises:
         UserError: An unknown kind, or fewer than one group.
@@ -55,20 +55,20 @@ def scale_norm(kind: Norm, channels: int, *, groups: int = 32) -> nn.Module:
     """ScaleNorm (Klause et al., 2022): the norm that follows a residual sum.
 
     The sum of a normalised and a raw path is skewed; normalising it once more brings both paths to
-    one scale before the next block.
+    the same scale before the next block.
     """
     return norm(kind, channels, groups=groups)
 
 
 def check_norms(module: nn.Module, *, size: tuple[int, int]) -> None:
-    """Refuse norms over a single value, which would give zero whatever the image.
+    """Refuse norms over a single value, whose output would be zero for every image.
 
     Args:
-        module: The part of a network to look through.
-        size: Height and width of what it sees.
+        module: The part of a network to check.
+        size: Height and width of its input.
 
     Raises:
-        UserError: A group of a norm has one channel, and one position.
+        UserError: A group of a norm has one channel and one spatial position.
     """
     for layer in module.modules():
         single = isinstance(layer, nn.GroupNorm) and layer.num_channels == layer.num_groups

@@ -1,4 +1,4 @@
-"""Protocols of weights that are functions of other parameters, W = f(theta).
+"""Protocols of reparametrised weights, W = f(theta).
 
 A parametrisation (`torch.nn.utils.parametrize`) with these methods is trained by the compiled pass
 at no extra cost: per-example gradients are taken of W, norms are taken through the pullback, and
@@ -17,14 +17,14 @@ class Reparametrisation(Protocol):
     """A parametrisation whose derivative is known in closed form."""
 
     def forward(self, raw: Tensor) -> Tensor:
-        """The weight W made of the raw parameter."""
+        """The weight W as a function of the raw parameter."""
         ...
 
     def pullback(self, raw: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
         """Gradients `(..., *W.shape)` of W as gradients of the parameters behind it.
 
         The transposed derivative of `forward`: linear in `gradient`, with any number of leading
-        dimensions. In the order of the raw parameter and then the parametrisation's own.
+        dimensions. The raw parameter comes first, then the parametrisation's own.
         """
         ...
 

@@ -1,9 +1,10 @@
-"""The scattering transform (Bruna and Mallat, 2013): features that are computed, not learned.
+"""The scattering transform (Bruna and Mallat, 2013): fixed features from wavelets.
 
-An image is filtered by wavelets of several scales and angles, and what is left of each is its
-modulus, smoothed: stable when the image moves or bends a little, and the same for every data set.
-Moduli are filtered once more by the coarser wavelets. Wavelets are those of Oyallon and Mallat
-(2015): Morlet's, with a bandwidth of 0.8 and a frequency of 3 pi / 4 at the finest scale.
+An image is filtered by wavelets of several scales and angles, and the modulus of each result is
+smoothed: the features are stable under small translations and deformations, and the same for every
+data set. Moduli are filtered once more by the coarser wavelets. The wavelets are those of Oyallon
+and Mallat (2015): Morlet's, with a bandwidth of 0.8 and a frequency of 3 pi / 4 at the finest
+scale.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _BANDWIDTH = 0.8
 _FREQUENCY = 3 * math.pi / 4
 
 _TOGETHER = 16
-"""Images that a CPU transforms at once: more do not fit into its cache, and take twice as long."""
+"""Images that a CPU transforms at once: more exceed its cache, and take twice as long."""
 
 Plane = Callable[[Tensor, Tensor], Tensor]
 
 
 class Scattering(nn.Module):
-    """Scattering coefficients up to the second order, of every channel by itself.
+    """Scattering coefficients up to the second order, of every channel separately.
 
     Images `(N, C, H, W)` become `(N, C * coefficients, ceil(H / 2^scales), ceil(W / 2^scales))`,
     the coefficients of a channel next to each other: the smoothed channel, its wavelets by scale
@@ -34,8 +35,8 @@ class Scattering(nn.Module):
 
     Args:
         size: Height and width of the images, each at least `2 * 2^scales`.
-        scales: Of wavelets, each twice as wide as the one before.
-        angles: Of wavelets, over half a turn.
+        scales: Number of scales of wavelets, each twice as wide as the one before.
+        angles: Number of angles of wavelets, over half a turn.
     """
 
     def __init__(self, size: tuple[int, int], *, scales: int = 2, angles: int = 8) -> None:
@@ -59,21 +60,22 @@ class Scattering(nn.Module):
         smooth = _spectrum(shape, _envelope(_BANDWIDTH * 2 ** (scales - 1), 1.0, 0.0))
         smooth = smooth / smooth[0, 0]
         for fine in range(scales):
-            # Filters for what has been thinned out to every 2^fine-th position. Thinning it further
-            # divides spectra by how much fewer positions there are.
+            # Filters for signals subsampled to every 2^fine-th position. Subsampling further
+            # divides
+            # spectra by the ratio of the numbers of positions.
             fewer = 4.0 ** torch.arange(scales - fine).view(-1, 1, 1, 1)
             self._keep(f"wavelets{fine}", _folded(wavelets[fine:], 2**fine) / fewer)
             self._keep(f"smooth{fine}", _folded(smooth, 2**fine) / 4.0 ** (scales - fine))
 
     @property
     def coefficients(self) -> int:
-        """Of a channel: one, `angles` for each scale, and their square for each pair of scales."""
+        """Coefficients per channel: one, `angles` per scale, their square per pair of scales."""
         j, n = self.scales, self.angles
         return 1 + j * n + j * (j - 1) // 2 * n * n
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Positions that each coefficient is given at."""
+        """Height and width of the grid of spatial positions of each coefficient."""
         height, width = self.size
         return -(-height // self._step), -(-width // self._step)
 
@@ -85,7 +87,7 @@ class Scattering(nn.Module):
                 f"{'x'.join(str(side) for side in x.shape[2:])}"
             )
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        if not x.shape[0]:  # which some Fourier transforms refuse
+        if not x.shape[0]:  # Some Fourier transforms refuse an empty batch.
             return x.new_zeros(0, x.shape[1] * self.coefficients, *self.grid)
         with torch.autocast(x.device.type, enabled=False):
             together = x.shape[0] if x.is_cuda else _TOGETHER
@@ -103,13 +105,13 @@ class Scattering(nn.Module):
         return torch.cat([*found, *second], dim=2).flatten(1, 2)
 
     def _moduli(self, spectrum: Tensor, fine: int, scale: int) -> Tensor:
-        """What the wavelets of a scale leave of a signal, as the spectrum of its modulus."""
+        """The spectrum of the modulus of a signal filtered by the wavelets of a scale."""
         kept = _folded(spectrum * self._filter("wavelets", fine)[scale - fine], 2 ** (scale - fine))
         found: Tensor = torch.fft.fft2(torch.fft.ifft2(kept).abs())
         return found
 
     def _smoothed(self, spectrum: Tensor, fine: int) -> Tensor:
-        """A signal smoothed and thinned out to the coarsest grid, without the mirrored borders."""
+        """A signal smoothed and subsampled to the coarsest grid, without the mirrored borders."""
         smooth = _folded(spectrum * self._filter("smooth", fine), 2 ** (self.scales - fine))
         height, width = self.grid
         found: Tensor = torch.fft.ifft2(smooth).real[..., 1 : 1 + height, 1 : 1 + width]
@@ -127,7 +129,7 @@ class Scattering(nn.Module):
         return found
 
     def extra_repr(self) -> str:
-        """Shown when the module is printed."""
+        """The arguments, for printing."""
         return f"{self.size}, scales={self.scales}, angles={self.angles}"
 
 
@@ -168,7 +170,7 @@ def _spectrum(shape: list[int], plane: Plane) -> Tensor:
 
 
 def _folded(spectrum: Tensor, by: int) -> Tensor:
-    """The sum over what becomes one frequency when only every `by`-th position is kept."""
+    """The sum over frequencies that coincide when only every `by`-th position is sampled."""
     if by == 1:
         return spectrum
     height, width = spectrum.shape[-2] // by, spectrum.shape[-1] // by

@@ -17,7 +17,7 @@ from sfumato.errors import UserError
 Form = Literal["de", "plain"]
 
 _TINY = 1e-20
-"""A floor under the variance of the plain form, whose root has no gradient at 0."""
+"""Smallest variance in the plain form, because the square root has no gradient at 0."""
 
 
 class WeightStandardisation(nn.Module):
@@ -51,8 +51,8 @@ class WeightStandardisation(nn.Module):
     def pullback(self, raw: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
         """Gradients `(..., *raw.shape)` of the weight as gradients of the raw weight and the gain.
 
-        The transposed derivative of `forward` in closed form: linear in `gradient`, so it serves
-        one gradient, a sum, or a stack of per-example gradients alike.
+        The transposed derivative of `forward` in closed form. It is linear in `gradient`, so it
+        applies to one gradient, to a sum, and to a stack of per-example gradients alike.
         """
         bare = self.pullback_bare(raw, gradient)
         if self.gain is None:
@@ -77,7 +77,7 @@ class WeightStandardisation(nn.Module):
 
     @property
     def plain(self) -> bool:
-        """Whether the form is `plain`; `de` otherwise."""
+        """Tell whether the form is `plain`; `de` otherwise."""
         return self.form == "plain"
 
     def bare(self, raw: Tensor) -> Tensor:
@@ -101,11 +101,11 @@ class WeightStandardisation(nn.Module):
 def standardised(
     conv: nn.Conv2d, *, form: Form = "de", gain: bool = True, eps: float | None = None
 ) -> nn.Conv2d:
-    """Standardise the weight of a convolution; the convolution itself is returned.
+    """Standardise the weight of a convolution, and return the same convolution.
 
     The raw weight is drawn anew with standard deviation 1/sqrt(fan_in), so that the gradient of the
-    raw weight is as large as that of the filter it makes: at a larger scale it would shrink in
-    proportion and drown in the noise of private training.
+    raw weight is as large as that of the resulting filter: at a larger scale it would shrink in
+    proportion, below the noise of private training.
 
     Args:
         conv: An ordinary convolution; a bias is set to zero.
@@ -114,7 +114,8 @@ def standardised(
         eps: The form's constant; 1e-4 for `de` and 1e-5 for `plain` unless given.
 
     Raises:
-        UserError: Each filter has one entry only, so nothing is left of it when its mean is taken.
+        UserError: Each filter has one entry only, so that nothing is left after subtracting its
+            mean.
     """
     if conv.weight[0].numel() < 2:
         raise UserError(
@@ -134,7 +135,7 @@ def standardised(
 
 
 def is_standardised(module: nn.Module) -> bool:
-    """Whether the module's weight is standardised."""
+    """Tell whether the module's weight is standardised."""
     return parametrize.is_parametrized(module, "weight") and any(
         isinstance(step, WeightStandardisation)
         for step in module.parametrizations["weight"]  # type: ignore[index]

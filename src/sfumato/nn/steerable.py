@@ -1,14 +1,14 @@
 """Orthonormal bases of steerable kernels.
 
-A kernel K from fields with representation r_in to fields with r_out is equivariant when
-K(g x) = r_out(g) K(x) r_in(g)^-1 for every element g (Weiler and Cesa, "General E(2)-Equivariant
-Steerable CNNs", 2019). For regular fields the solutions have a closed form; for the irreps of
-SO(2) they are the image of a projector. Both start from circular harmonics on Gaussian rings,
-evaluated at the turned points themselves, so nothing is interpolated.
+A kernel K from fields with representation r_in to fields with r_out is equivariant when K(g x) =
+r_out(g) K(x) r_in(g)^-1 for every element g (Weiler and Cesa, "General E(2)-Equivariant Steerable
+CNNs", 2019). For regular fields the solutions have a closed form; for the irreps of SO(2) they are
+the image of a projector. Both start from circular harmonics on Gaussian rings, evaluated at the
+rotated points themselves, so nothing is interpolated.
 
 A checkpoint stores coefficients, so a basis must be the same on every machine. Elements are
-therefore picked in a fixed order and orthonormalised symmetrically: an SVD or an eigenbasis of
-the solution space would leave them turned by the linear algebra library's choice.
+therefore chosen in a fixed order and orthonormalised symmetrically: an SVD or an eigenbasis of
+the solution space would be rotated arbitrarily by the linear algebra library.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _DEPENDENT = 1e-3
 
 
 def grid(kernel_size: int) -> Array:
-    """The taps of a kernel in the order of its memory, as points (x right, y up): `(taps, 2)`."""
+    """The taps of a kernel in memory order, as points (x right, y up): `(taps, 2)`."""
     axis = np.arange(kernel_size) - (kernel_size - 1) / 2
     y, x = np.meshgrid(-axis, axis, indexing="ij")
     return np.stack([x.ravel(), y.ravel()], axis=-1)
 
 
 def rings(kernel_size: int) -> list[tuple[float, float]]:
-    """Radius and width of the Gaussian rings: a point at the centre, the narrower one outermost."""
+    """Radius and width of the Gaussian rings, from the centre outwards; the last is narrower."""
     last = kernel_size // 2
     widths = [0.005, *[0.6] * (last - 1), 0.4][: last + 1]
     return [(float(radius), width) for radius, width in enumerate(widths)]

@@ -1,10 +1,10 @@
 """Adaptive quantile clipping (Andrew et al., 2021): C follows a quantile of the gradients' norms.
 
-Each step also releases, with noise of its own, how many of its examples have a norm of at most C.
-From that count C moves for the next step, by a factor: `C ← C · exp(−rate · (b − quantile))`, where
-b is the noisy fraction.
+Each step also releases, with noise of its own, the number of its examples whose norm is at most C.
+This count moves C by a factor for the next step: `C ← C · exp(−rate · (b − quantile))`, where b is
+the noisy fraction.
 
-**What it costs.** Let example i add its clipped gradient g_i (norm at most C) to one sum and
+**Privacy cost.** Let example i add its clipped gradient g_i (norm at most C) to one sum and
 c_i = [norm ≤ C] − 1/2 to another. Centring makes |c_i| = 1/2 where a bare indicator would have 1.
 The step releases Σg_i + N(0, (z_g C)² I) and Σc_i + N(0, σ_b²), from the same draw. Divide the
 first by z_g C and the second by σ_b: both carry unit noise, and together they are one Gaussian
@@ -45,7 +45,7 @@ from sfumato.privacy.numerics.parameter_groups import (
 )
 
 REACH = 1e6
-"""C stays within this factor of where it started: no chain of noise makes it 0 or infinite."""
+"""Largest factor between C and its initial value: no sequence of noise makes C 0 or infinite."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class AdaptiveQuantile(ClippingRule):
     """Clip to C, where C follows the `quantile` of the norms.
 
     Attributes:
-        clip: Where C starts. With groups the C_i start with this as the root of their squares' sum.
+        clip: Initial C. With groups, the root of the sum of the squares of the initial C_i.
         quantile: The fraction of examples that should be left unclipped.
-        rate: How far C moves in a step: at most a factor of about exp(rate).
+        rate: Step size of C: a step changes it by at most a factor of about exp(rate).
         count_noise: σ_b, the standard deviation of the noise on the count of examples. With m
             groups each count gets √m times as much.
         by_layer: Whether every layer has a C of its own.
         split: How `clip` is split at the start: `uniform` or `dimension`.
         groups: For each parameter its group; set by `bind`.
-        start: The C_i at the start; set by `bind`.
+        start: The initial C_i; set by `bind`.
         limits: The C_i now.
 
     Guarantee: An example adds at most `sensitivity` to the sum of gradients and at most 1/2 to each
@@ -98,11 +98,11 @@ class AdaptiveQuantile(ClippingRule):
 
     @property
     def uniform(self) -> bool:
-        """Unless every layer has its own C."""
+        """True unless every layer has its own C."""
         return not self.by_layer
 
     def bind(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> AdaptiveQuantile:
-        """The rule for these parameters; where the groups stay the same, so do the C_i."""
+        """The rule for these parameters; if the groups are the same as before, the C_i stay."""
         groups = group_parameters(names) if self.by_layer else (0,) * len(names)
         shares = split_evenly(groups, shapes, self.split)
         start = tuple(self.clip * math.sqrt(share) for share in shares)
@@ -114,7 +114,7 @@ class AdaptiveQuantile(ClippingRule):
         return weights_by_group(squared_norms, self.groups, self.limits)
 
     def gradient_noise(self, total: float) -> float:
-        """z_g, from z and the noise of the counts; never rounded below what z asks for.
+        """z_g, from z and the noise of the counts; rounding never makes it smaller than z requires.
 
         Raises:
             UserError: If the counts alone cost as much as the step may.
@@ -164,7 +164,7 @@ class AdaptiveQuantile(ClippingRule):
         return replace(self, limits=tuple(moved))
 
     def state(self) -> dict[str, Any]:
-        """The C_i."""
+        """The C_i, for a checkpoint."""
         return {"limits": list(self.limits)}
 
     def restored(self, state: Mapping[str, Any]) -> AdaptiveQuantile:
@@ -172,7 +172,7 @@ class AdaptiveQuantile(ClippingRule):
         return replace(self, limits=tuple(float(limit) for limit in state["limits"]))
 
     def describe(self) -> str:
-        """In words."""
+        """The rule in words."""
         each = "each image's gradient scaled to norm at most C, which starts"
         if self.by_layer:
             each = (

@@ -39,7 +39,7 @@ def statement(g: Guarantee) -> str:
 
 
 def headlines(epsilon: float, delta: float) -> tuple[str, str]:
-    """The two numbers as the first sentence of a statement has them, rounded up and to nearest."""
+    """Epsilon, rounded up, and delta, as the first sentence of a statement prints them."""
     end = f", {delta:g})-differential privacy**"
     return f"**({upwards(epsilon)}{end}", f"**({epsilon:.4g}{end}"
 
@@ -93,14 +93,14 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
 
 
 def steps(g: Guarantee) -> str:
-    """Steps taken, of how many, and how they were counted."""
+    """The number of steps taken and planned, and how they were counted."""
     if g.taken < g.counted:
         return f"{g.taken}, counted as all {g.counted} that were planned"
     return f"{g.taken} of {g.planned}" if g.taken < (g.planned or 0) else f"{g.taken}"
 
 
 def not_covered(g: Guarantee) -> list[str]:
-    """Everything that epsilon does not count, as Markdown, a sentence or two each."""
+    """Everything that epsilon does not cover, as Markdown, one or two sentences each."""
     unit = g.unit
     if g.own_loop:
         return [
@@ -158,7 +158,7 @@ def _headline(g: Guarantee) -> str:
 
 
 def _composition(g: Guarantee) -> str:
-    """How to check epsilon with another library, and what the ledger shows."""
+    """Instructions for checking epsilon with another library, and what the ledger shows."""
     events = ", and\n".join(
         f"{s.count} with q = {s.q!r} and σ = {s.noise_multiplier!r}"
         for s in (*g.steps, *g.start_steps)
@@ -254,7 +254,7 @@ def _without_privacy(g: Guarantee) -> str:
 
 
 def _start(g: Guarantee) -> list[str]:
-    """Where the first weights came from, and what was treated as public, in paragraphs."""
+    """The origin of the initial weights, and what was treated as public, in paragraphs."""
     lines = [escaped(g.start)]
     if g.start_steps:
         known = " and ".join(f"'{escaped(name)}'" for name in g.start_names)

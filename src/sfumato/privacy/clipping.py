@@ -1,7 +1,7 @@
-"""Clipping rules: from the norms of an example's gradient to the weight it enters the sum with.
+"""Clipping rules: from the norms of an example's gradient to its weight in the sum.
 
-A rule is frozen. One that changes during a run (`sfumato.privacy.adaptive`) says what it would be
-after a release, and the mechanism takes that one from there on.
+A rule is frozen. One that changes during a run (`sfumato.privacy.adaptive`) returns its successor
+after a release, which the mechanism uses from then on.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from sfumato.privacy.numerics.parameter_groups import (
 )
 
 MARGIN = 2.0**-16
-"""Rounding head-room, 1.5e-5: examples are scaled to C·(1 − MARGIN), so C itself is never exceeded.
-Norms take 8e-6 of it (`summing`); the rest is for the order in which up to 10^5 examples are added
-up in float64, which an example can change by at most 2 · 10^10 roundings of 2^-53 C."""
+"""Margin for rounding, 1.5e-5: examples are scaled to C·(1 − MARGIN), so C itself is never
+exceeded. Norms take 8e-6 of it (`engines.results`); the rest is for the order in which up to 10^5
+examples are summed in float64, which an example can change by at most 2 · 10^10 roundings of 2^-53
+C."""
 
 SMALLEST_WEIGHT = 1e-37
-"""Weights below it are zero: float32 holds smaller ones with fewer than 24 bits, and an example of
-such a weight, rounded up, would add more than C."""
+"""Weights below it become zero: float32 holds smaller ones with fewer than 24 bits, and an example
+of such a weight, rounded up, would add more than C."""
 
 SMALLEST = 1e-12
-"""The smallest clipping norm and gamma: far below, float32 cannot hold what they scale."""
+"""The smallest clipping norm and gamma: float32 cannot hold the products of much smaller ones."""
 
 SPLITS = ("uniform", "dimension")
 
 
 class ClippingRule(ABC):
-    """Turns squared norms per parameter into weights, and states its sensitivity.
+    """Map from squared norms per parameter to weights, with a stated sensitivity.
 
-    An own rule defines `sensitivity` and `weights`; the rest has defaults for rules that treat all
-    parameters alike and never change.
+    A custom rule defines `sensitivity` and `weights`; the rest has defaults for rules that treat
+    all parameters alike and never change.
     """
 
     @property
@@ -56,7 +57,7 @@ class ClippingRule(ABC):
 
     @property
     def uniform(self) -> bool:
-        """Whether an example's weight is the same for all its parameters."""
+        """Tell whether an example's weight is the same for all its parameters."""
         return False
 
     def bind(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> ClippingRule:
@@ -64,20 +65,20 @@ class ClippingRule(ABC):
         return self
 
     def clipped(self, squared_norms: Tensor) -> Tensor:
-        """Which examples `(examples,)` are shortened."""
+        """Mask `(examples,)` of the examples that are shortened."""
         return (self.weights(squared_norms) < 1).any(1)
 
     def gradient_noise(self, total: float) -> float:
-        """The noise multiplier left for the gradients if a whole release is to have `total`."""
+        """The noise multiplier of the gradients if a whole release has the multiplier `total`."""
         return total
 
     def observe(self, squared_norms: Tensor, drawn: Tensor) -> Tensor | None:
-        """A sum over drawn examples that the rule wants released with noise, if any."""
+        """A sum over drawn examples that is to be released with noise, or None."""
         return None
 
     @property
     def observation_noise(self) -> float:
-        """Standard deviation of the noise on what `observe` returns."""
+        """Standard deviation of the noise on the sum that `observe` returns."""
         return 0.0
 
     def after(self, noisy: Tensor, batch: float) -> ClippingRule:
@@ -85,15 +86,15 @@ class ClippingRule(ABC):
         return self
 
     def state(self) -> dict[str, Any]:
-        """Plain numbers that change from release to release; empty if nothing does."""
+        """Plain numbers that change from release to release; empty if none do."""
         return {}
 
     def restored(self, state: Mapping[str, Any]) -> ClippingRule:
-        """The rule in a state that `state` gave."""
+        """The rule in a state that `state` returned."""
         return self
 
     def describe(self) -> str:
-        """The rule in words, for people who read a privacy statement."""
+        """The rule in words, for readers of a privacy statement."""
         return f"{type(self).__name__}, sensitivity {self.sensitivity:g}"
 
 
@@ -130,7 +131,7 @@ class Flat(ClippingRule):
 
     @property
     def uniform(self) -> bool:
-        """Yes."""
+        """True: one weight serves all parameters."""
         return True
 
     def weights(self, squared_norms: Tensor) -> Tensor:
@@ -139,11 +140,11 @@ class Flat(ClippingRule):
         return alike((self.clip * (1 - MARGIN) / norm).clamp(max=1), squared_norms)
 
     def clipped(self, squared_norms: Tensor) -> Tensor:
-        """Those of weight below one."""
+        """Mask of the examples with a weight below one."""
         return squared_norms.sum(1).sqrt() > self.clip * (1 - MARGIN)
 
     def describe(self) -> str:
-        """In words."""
+        """The rule in words."""
         return f"each image's gradient scaled to norm at most C = {self.clip:g}"
 
 
@@ -152,7 +153,7 @@ class Normalised(ClippingRule):
     """Clip to `clip` and divide by it: `g · min(1/C, 1/norm)` (De et al., 2022).
 
     The update of a clipped example does not depend on C, so C and the learning rate can be chosen
-    apart from each other.
+    independently.
 
     Guarantee: The weighted gradient of one example has Euclidean norm at most 1.
     """
@@ -169,7 +170,7 @@ class Normalised(ClippingRule):
 
     @property
     def uniform(self) -> bool:
-        """Yes."""
+        """True: one weight serves all parameters."""
         return True
 
     def weights(self, squared_norms: Tensor) -> Tensor:
@@ -178,11 +179,11 @@ class Normalised(ClippingRule):
         return alike((1 - MARGIN) / norm.clamp(min=self.clip), squared_norms)
 
     def clipped(self, squared_norms: Tensor) -> Tensor:
-        """Those with a norm above C."""
+        """Mask of the examples with a norm above C."""
         return squared_norms.sum(1).sqrt() > self.clip
 
     def describe(self) -> str:
-        """In words."""
+        """The rule in words."""
         return (
             f"each image's gradient scaled to norm at most C = {self.clip:g} and divided by C, so "
             "to norm at most 1"
@@ -191,7 +192,7 @@ class Normalised(ClippingRule):
 
 @dataclass(frozen=True)
 class Automatic(ClippingRule):
-    """Divide by the norm plus a little: `g / (norm + gamma)` (Bu et al., 2022). There is no C.
+    """Divide by the norm plus a constant: `g / (norm + gamma)` (Bu et al., 2022). There is no C.
 
     Guarantee: The weighted gradient of one example has Euclidean norm below 1.
     """
@@ -204,12 +205,12 @@ class Automatic(ClippingRule):
 
     @property
     def sensitivity(self) -> float:
-        """One."""
+        """One, whatever `gamma` is."""
         return 1.0
 
     @property
     def uniform(self) -> bool:
-        """Yes."""
+        """True: one weight serves all parameters."""
         return True
 
     def weights(self, squared_norms: Tensor) -> Tensor:
@@ -218,24 +219,24 @@ class Automatic(ClippingRule):
         return alike((1 - MARGIN) / (norm + self.gamma), squared_norms)
 
     def clipped(self, squared_norms: Tensor) -> Tensor:
-        """Those that come out shorter than they went in."""
+        """Mask of the examples whose gradient becomes shorter."""
         return squared_norms.sum(1).sqrt() + self.gamma > 1
 
     def describe(self) -> str:
-        """In words."""
+        """The rule in words."""
         return f"each image's gradient divided by its norm plus {self.gamma:g}, so to norm below 1"
 
 
 @dataclass(frozen=True)
 class GroupWise(ClippingRule):
-    """Clip groups of parameters apart, group i to C_i, where the sum of C_i² is C².
+    """Clip groups of parameters separately, group i to C_i, where the sum of C_i² is C².
 
     Attributes:
         clip: C, the bound on the whole gradient.
         split: `uniform` gives each of m groups C/√m; `dimension` gives a group with d of D
-            parameters C·√(d/D).
-        patterns: Name patterns such as `stage1.*`; a parameter is in the group of the first that
-            matches, and those that none matches are a group of their own. Without patterns each
+            patterns: Name patterns such as `stage1.*`; a parameter is in the group of the first
+                pattern that matches, and parameters that match none form one more group. Without
+                patterns each layer (the module that owns the parameter) is a group.
             layer (the module that owns the parameter) is a group.
         given: Relative sizes of the C_i, one per group, instead of `split`.
         groups: For each parameter its group; set by `bind`.
@@ -264,12 +265,12 @@ class GroupWise(ClippingRule):
 
     @property
     def sensitivity(self) -> float:
-        """The root of the sum of the C_i²: C, as far as rounding goes."""
+        """The root of the sum of the C_i²: C, up to rounding."""
         return math.hypot(*self.limits) if self.shares else self.clip
 
     @property
     def uniform(self) -> bool:
-        """Only if there is a single group."""
+        """True only if there is a single group."""
         return len(self.shares) == 1
 
     @property
@@ -296,7 +297,7 @@ class GroupWise(ClippingRule):
         return weights_by_group(squared_norms, self.groups, self.limits)
 
     def describe(self) -> str:
-        """In words."""
+        """The rule in words."""
         by = "group of parameters" if self.patterns else "layer"
         return (
             f"the part of each image's gradient in each {by} ({len(self.shares)} in all) scaled "
@@ -306,16 +307,16 @@ class GroupWise(ClippingRule):
 
 @dataclass(frozen=True)
 class Unclipped(ClippingRule):
-    """Let every finite gradient through as it is: for runs without privacy."""
+    """Leave every finite gradient as it is: for runs without privacy."""
 
     @property
     def sensitivity(self) -> float:
-        """Unbounded."""
+        """Infinity: nothing is bounded."""
         return float("inf")
 
     @property
     def uniform(self) -> bool:
-        """Yes."""
+        """True: one weight serves all parameters."""
         return True
 
     def weights(self, squared_norms: Tensor) -> Tensor:

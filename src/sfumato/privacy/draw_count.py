@@ -1,4 +1,4 @@
-"""The examples accumulated since the last release: at most those of one draw."""
+"""Count of the examples accumulated since the last release: at most those of one draw."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from sfumato.privacy.statistics import BatchStatistics
 
 @dataclass(frozen=True)
 class DrawCount:
-    """Count of accumulated examples, and their indices where physical batches say them.
+    """Count of accumulated examples, and their indices where physical batches state them.
 
     Guarantee: No more examples than the sampler has enter one release, and none whose index is
     known enters twice: repeated, an example would add several times the sensitivity.
 
     Attributes:
         sampler: The sampler that they were drawn by; None before the first batch.
-        examples: How many, as far as known without waiting for a device.
-        complete: Whether that is all of them: weights on an accelerator are not read in between.
+        examples: Their number, as far as it is known without waiting for a device.
+        complete: Whether that is all of them: weights on an accelerator are not read before a
+            release.
         seen: One flag for each example of the sampler, or None if no index is known.
     """
 
@@ -38,7 +39,7 @@ class DrawCount:
 
         Raises:
             UserError: There are too many examples, or one comes twice or in part.
-            RuntimeError: The sampler is another one than that of the batches before.
+            RuntimeError: The sampler differs from that of the batches before.
         """
         if self.sampler is not None and self.sampler != sampler:
             raise RuntimeError("the sampler was changed between accumulate and release")
@@ -65,7 +66,8 @@ class DrawCount:
 
         Args:
             sampler: The sampler of the release.
-            statistics: The step's, which are read only if the count is not complete.
+            statistics: The statistics of the step, which are read only if the count is not
+                complete.
         """
         if self.sampler is not None and self.sampler != sampler:
             raise RuntimeError("the sampler was changed between accumulate and release")
@@ -86,7 +88,7 @@ def _marked(seen: Tensor | None, indices: Tensor, examples: int) -> Tensor:
     """The flags with these indices set.
 
     Raises:
-        UserError: One of them is set already, twice among them, or no example of the sampler.
+        UserError: An index is set already, occurs twice, or is not an index of the sampler.
     """
     if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < examples:
         raise UserError(f"A physical batch has an index outside the sampler's {examples} examples.")
@@ -104,7 +106,7 @@ def _marked(seen: Tensor | None, indices: Tensor, examples: int) -> Tensor:
 def _check_weights(weights: Tensor, y: Tensor) -> None:
     """Refuse weights other than one or zero for each example.
 
-    Values are looked at only where that takes no waiting for a device.
+    Values are checked only where that takes no waiting for a device.
     """
     if weights.shape != y.shape[:1]:
         raise ValueError(f"{y.shape[0]} examples have {tuple(weights.shape)} weights")

@@ -1,4 +1,4 @@
-"""A privacy guarantee as data: all that statements, pages and auditors' scripts tell of it.
+"""A privacy guarantee as data, from which statements, pages and auditors' scripts are made.
 
 The JSON of `to_dict` is documented in docs/guarantee.md.
 """
@@ -32,41 +32,33 @@ class Guarantee:
         private: False for training without noise.
         unit: The unit of privacy: `image`, or `example` in an own loop.
         delta: As in (epsilon, delta).
-        accountant: The one that calibrated the noise.
-        epsilon: Spent, by accountant, with the steps of the start.
-        group_epsilon: The same by PLD, by number of units of one person; infinite above 100.
-        budget: The epsilon that was asked for; None in an own loop.
-        examples: Number of training examples N; treated as public.
-        batch: Expected batch.
-        rate: Sampling probability q of an example in a step.
-        steps: The steps that epsilon counts, equal ones together, without those of the start.
-        taken: Steps taken; fewer than those counted where results decided when to stop.
-        planned: Steps that were to be taken; None in an own loop.
-        clipping: The clipping rule in words, with its sensitivity.
-        clip: The clipping norm C, of the first step if it changes; None without a bound.
-        views: Augmented views per example, averaged before clipping.
-        averaged: True if averaged weights were released.
-        seeded: True if the random numbers follow from a stated seed.
-        noise_source: Generator of the random numbers; empty if it was not recorded.
-        public: True if the user declared the training data public.
-        train_metrics: True if exact metrics of training batches were written.
-        validation: Examples held out for validation; None if their number is not known.
-        split: How examples were held out, in a sentence; empty if it is not known.
-        looked: Decisions by looking at examples without noise, a sentence each.
-        rates_looked: True if the learning rates were among them.
-        tuned: How the settings were tried out, in the recipe's words; empty if it has none.
-        start: Where the initial weights came from, in words; empty if from scratch.
+    accountant: The accountant that calibrated the noise. epsilon: Epsilon spent, by accountant,
+        including the steps of the start. group_epsilon: The same by PLD, by number of units of one
+        person; infinite above 100. budget: The epsilon that was asked for; None in an own loop.
+        examples: Number of training examples N; treated as public. batch: Expected batch. rate:
+        Sampling probability q of an example in a step. steps: The steps that epsilon counts, equal
+        ones together, without those of the start. taken: Steps taken; fewer than those counted
+        where results decided when to stop. planned: Steps planned; None in an own loop. clipping:
+        The clipping rule in words, with its sensitivity. clip: The clipping norm C, of the first
+        step if it changes; None without a bound. views: Augmented views per example, averaged
+        before clipping. averaged: True if averaged weights were released. seeded: True if the
+        random numbers follow from a stated seed. noise_source: Generator of the random numbers;
+        empty if it was not recorded. public: True if the user declared the training data public.
+        train_metrics: True if exact metrics of training batches were written. validation: Examples
+        held out for validation; None if their number is not known. split: The rule by which
+        examples were held out, in a sentence; empty if it is not known. looked: Decisions by
+        looking at examples without noise, a sentence each. rates_looked: True if the learning rates
+        were among them. tuned: The way in which settings were tuned, in the recipe's words; empty
+        if it has none. start: The origin of the initial weights, in words; empty if from scratch.
         start_steps: Steps that the start took on the same examples; `epsilon` counts them.
-        start_epsilon: What those alone cost, by the accountant of the run.
-        start_seeded: True if their noise follows from a stated seed.
-        start_names: Other data sets, by name, on which some of them were taken.
-        start_looked: As `looked`, for the training of the start.
-        exposures: All data sets that the weights depend on, the training data first.
-        own_loop: True if the training loop was not sfumato's, which makes it conditional.
-        checked: True if the model was checked before the first batch and while training.
-        checked_at_end: True if it was also checked with the last weights.
-        versions: Of the programs that made it, by name.
-        digests: SHA-256 of the recipe and of the weights' tensors, where there are files.
+        start_epsilon: Epsilon of those steps alone, by the accountant of the run. start_seeded:
+        True if their noise follows from a stated seed. start_names: Other data sets, by name, on
+        which some of them were taken. start_looked: As `looked`, for the training of the start.
+        exposures: All data sets that the weights depend on, the training data first. own_loop: True
+        if the training loop was not sfumato's, which makes it conditional. checked: True if the
+        model was checked before the first batch and while training. checked_at_end: True if it was
+        also checked with the last weights. versions: Versions of the programs that made it, by
+        name. digests: SHA-256 of the recipe and of the weights' tensors, where there are files.
     """
 
     data: str
@@ -121,12 +113,11 @@ class Guarantee:
         others: Sequence[Exposure] = (),
         **facts: Any,
     ) -> Self:
-        """The guarantee of noisy steps: every epsilon is computed here, from the steps alone.
+        """The guarantee of noisy steps; every epsilon is computed here, from the steps alone.
 
         Args:
             steps: The steps taken on the training data.
-            delta: As in (epsilon, delta).
-            accountant: The one that calibrated the noise.
+            delta: As in (epsilon, delta). accountant: The accountant that calibrated the noise.
             start_steps: Steps that the start took on the same data.
             known_as: Name of the data in `exposures`; `data` if empty.
             others: Exposures of other data, through the start.
@@ -162,7 +153,7 @@ class Guarantee:
 
     @property
     def relation(self) -> str:
-        """The neighbouring relation, with what it treats as public."""
+        """The neighbouring relation, with the facts that it treats as public."""
         return (
             f"leaving out one training {self.unit}, its place kept empty (zero-out): the number of "
             f"training {self.unit}s N and the sampling rate q are public and the same either way"
@@ -181,7 +172,7 @@ class Guarantee:
         return kept | {"exposures": [exposure.to_dict() for exposure in self.exposures]}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; numbers that are infinite are None."""
+        """Plain values, for JSON; infinite numbers become None."""
         content = {"schema": SCHEMA, "relation": self.relation, "mechanism": self.mechanism}
         return content | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
@@ -191,7 +182,7 @@ class Guarantee:
 
         Args:
             content: The plain values.
-            where: What to call them in errors, such as a file's name.
+            where: The name of the values in errors, such as a file's name.
 
         Raises:
             UserError: If anything is missing, unknown, of another type, or contradicts the rest.

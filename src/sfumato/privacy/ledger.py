@@ -1,4 +1,4 @@
-"""The ledger: what has been released, on disk before anything that depends on it.
+"""The ledger: a record of releases that is on disk before anything that depends on them.
 
 `ledger.jsonl` starts with a line that states the mechanism and the data it ran on, followed by one
 line per released step. Each line carries a hash of the line before it, so that a ledger with a line
@@ -63,7 +63,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """Read a ledger back to go on with it; a last line torn by a kill is dropped."""
+        """Read a ledger back to continue it; a last line torn by a kill is dropped."""
         ledger = cls(path, {}, [], "")
         try:
             ledger.header, ledger._steps, ledger._last, good = _read(path)
@@ -76,7 +76,7 @@ class Ledger:
 
     @property
     def steps(self) -> int:
-        """How many releases are recorded."""
+        """The number of recorded releases."""
         return len(self._steps)
 
     def history(self, upto: int | None = None) -> list[Step]:
@@ -106,7 +106,7 @@ class Ledger:
         os.fsync(self._file)
 
     def check(self) -> None:
-        """Refuse to state anything if the file does not say what was recorded."""
+        """Raise if the file differs from what was recorded."""
         if _read(self.path)[1] != self._steps:
             raise UserError(
                 f"The ledger {self.path} was changed while the run was under way; what the run has "
@@ -114,7 +114,7 @@ class Ledger:
             )
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._held.close()
         self._file = -1
 
@@ -130,10 +130,10 @@ def read(path: Path, *, needs: Iterable[str] = ()) -> tuple[dict[str, Any], list
 
     Args:
         path: The file.
-        needs: What the header must hold.
+        needs: Keys that the header must have.
 
     Raises:
-        UserError: If it cannot be read, is damaged, or lacks what it must hold.
+        UserError: If it cannot be read, is damaged, or lacks a key.
     """
     header, steps, _, _ = _read(path)
     if lacking := [key for key in needs if key not in header]:

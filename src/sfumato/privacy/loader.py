@@ -16,11 +16,11 @@ from sfumato.privacy.sampling import PoissonSampler
 
 @dataclass
 class _Collate:
-    """A collate function that also takes an empty draw.
+    """A collate function that also accepts an empty draw.
 
     Attributes:
-        collate: The loader's own.
-        dataset: Its data set; the first example shows what a batch is like.
+        collate: The loader's own collate function.
+        dataset: Its data set; the first example shows the types and shapes of a batch.
     """
 
     collate: Callable[[list[Any]], Any]

@@ -24,7 +24,7 @@ class GaussianNoise:
     `multiplier`, rounded; the accountants' events are made from this same number. Noise is drawn
     and added in float64, and the noisy sum is rounded to a grid of `2^-12` standard deviations. So
     every sum can lead to every released number within 9 standard deviations, and the low bits of
-    what is released say nothing about the sum before the noise. docs/mechanism.md has the proof.
+    the released sum say nothing about the sum before the noise. docs/mechanism.md has the proof.
     """
 
     multiplier: float
@@ -44,7 +44,7 @@ class GaussianNoise:
 
         Args:
             totals: The parts. Without noise they are returned as they are.
-            sensitivity: Bound on the norm of what one example adds to all parts together.
+            sensitivity: Bound on the norm of the contribution of one example to all parts together.
             stream: Source of the noise.
         """
         if self.multiplier == 0 or not totals:
@@ -65,9 +65,7 @@ class GaussianNoise:
 
 
 def grid(deviation: float) -> float:
-    """The step of the grid for noise of a standard deviation: a power of two, so that scaling by it
-    is exact.
-    """
+    """The spacing of the grid for a standard deviation: a power of two, for exact scaling."""
     step = math.ldexp(1.0, math.frexp(deviation)[1] - 1 - GRID_BITS)
     if not 0 < 1 / step < math.inf:
         raise UserError(
@@ -78,7 +76,7 @@ def grid(deviation: float) -> float:
 
 
 def shaped_like(numbers: Tensor, like: Tensor) -> Tensor:
-    """As many numbers in the shape of a tensor, and where possible in its memory format.
+    """The numbers in the shape of a tensor, and where possible in its memory format.
 
     Tensors of one memory format are added in a few kernels; others in one for each.
     """

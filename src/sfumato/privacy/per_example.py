@@ -1,6 +1,6 @@
 """Per-example gradients of any model, by the fastest engine that is right for it.
 
-Which one is right is found out on the model itself before the first batch counts.
+The checks that find it run on the model itself before the first batch counts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sfumato.privacy.numerics.model_state import hook_keys
 from sfumato.privacy.numerics.precision import compiled_precision
 
 _MOST_PADDING = 1.25
-"""A batch runs in a size that was checked if that is larger by this at most."""
+"""Largest factor by which a batch is padded to reach a size that was checked."""
 
 
 class PerExample:
-    """Takes per-example gradients of a model's loss, in physical batches.
+    """Per-example gradients of a model's loss, in physical batches.
 
     Args:
         model: Any module from `(rows, ...)` to outputs; frozen parameters are left alone.
@@ -46,17 +46,18 @@ class PerExample:
 
     Attributes:
         objective: The model, its loss and its views.
-        engine: The engine of the last batch, unless a compiled pass took it; None before.
-        passed_over: Faster engines that were not used, and why.
+        engine: The engine of the last batch, unless a compiled pass ran it; None before.
+        passed_over: Faster engines that were not used, and the reasons.
         narrowest: The least precise floating-point type that the model computes in.
         proof: Whether isolation is proved besides being tested; None until `prove` is called.
 
     Guarantee: Before the first batch of a new input shape, and again before one of another size
-    (batches are padded to few sizes; an example of padding adds exactly nothing), on random inputs
-    and targets, this very model is run with one example changed (no other output and no
-    state that the model keeps may move, else a `UserError`), and its per-example gradients are
-    compared with one-example-at-a-time autograd; an engine that disagrees, or whose gradients of
-    one example move with another, is never used. Layers known to mix examples are refused by name.
+    (batches are padded to few sizes; an example of padding adds exactly nothing), this very model
+    is run on random inputs and targets. First with one example changed: if another example's output
+    or the state that the model keeps moves, a `UserError` is raised. Then its per-example gradients
+    are compared with one-example-at-a-time autograd; an engine that disagrees, or whose gradients
+    of one example move with another, is never used. Layers known to mix examples are refused by
+    name.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class PerExample:
 
     @property
     def loss(self) -> Loss:
-        """The loss of each row."""
+        """The loss function, from outputs and targets to one loss per row."""
         return self.objective.loss
 
     @property
@@ -132,7 +133,7 @@ class PerExample:
         chosen = self._chosen(x, y, tuple(parameters))
         if chosen is None:
             chosen = self._choose(x, y)
-            parameters = self.trainable  # A model may add or freeze some when it is first called.
+            parameters = self.trainable  # A model may add or freeze some in its first call.
         self.engine, size = chosen
         if size > examples:
             x, y = _padded(x, y, size, self.views)
@@ -156,13 +157,13 @@ class PerExample:
         return _padded(x, y, chosen[1] if chosen else y.shape[0], self.views)
 
     def settle(self, x: Tensor, y: Tensor) -> None:
-        """Choose and check the engine for batches like this one, unless it was done before."""
+        """Choose and check the engine for batches like this one, unless that was done before."""
         _check_inputs(x, y, self.views)
         chosen = self._chosen(x, y, tuple(self.trainable)) or self._choose(x, y)
         self.engine = chosen[0]
 
     def precision_for(self, x: Tensor) -> torch.dtype | None:
-        """The precision of a compiled pass for such inputs; None if there is to be none."""
+        """The precision of a compiled pass for such inputs; None for no compiled pass."""
         if self.precision != "auto":
             return self.precision
         return compiled_precision(x.device) if x.dtype == torch.float32 else None
@@ -175,11 +176,11 @@ class PerExample:
         try:
             return self.engine.gradients(x, y)
         except NotPerLayer:
-            # What these very inputs make the model do was not seen in the checks.
+            # The checks did not see what these very inputs make the model do.
             return OneAtATime(self.objective).gradients(x, y)
 
     def _signature(self, x: Tensor, names: tuple[str, ...]) -> object:
-        """What a choice of engine holds for, but for the size of the batch."""
+        """The key of a choice of engine: everything it depends on except the batch size."""
         return (
             tuple(x.shape[1:]),
             x.dtype,
@@ -191,7 +192,7 @@ class PerExample:
         )
 
     def _chosen(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> tuple[Engine, int] | None:
-        """The engine for inputs like these, and the size that was checked and is to be run."""
+        """The engine for inputs like these and the checked batch size to run, or None."""
         examples = y.shape[0]
         known = self._checked.get(self._signature(x, names), {})
         for size in sorted(known):
@@ -203,10 +204,10 @@ class PerExample:
         return None
 
     def _choose(self, x: Tensor, y: Tensor) -> tuple[Engine, int]:
-        """Choose and check the engine for inputs like these, and the size to run them in.
+        """Choose and check the engine for inputs like these, and the batch size to run.
 
         The first batch runs as it is. Others are padded to one of a few sizes, so that only few
-        have to be checked.
+        sizes have to be checked.
         """
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
         size = _rung(y.shape[0]) if known and self.check else y.shape[0]
@@ -229,21 +230,21 @@ class PerExample:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.passed_over.items())
             warnings.warn(
                 f"Examples run through this model one at a time, which is slow, because no "
-                f"faster way was right for it ({reasons}).",
+                f"faster engine was right for it ({reasons}).",
                 stacklevel=4,
             )
         return engine, size
 
     def _still_right(self, engine: Engine, x: Tensor, y: Tensor) -> bool:
-        """Tell whether an engine chosen for another size of batches serves this one too."""
+        """Tell whether an engine chosen for another batch size is right for this one too."""
         if isinstance(engine, OneAtATime):
-            return False  # A faster one may.
+            return False  # A faster one may be right.
         return not self.check or holds_at_size(engine, x, y, self.narrowest)
 
     def _compiled_for(
         self, engine: Engine, x: Tensor, y: Tensor, names: tuple[str, ...]
     ) -> Compiled | None:
-        """The compiled pass for batches like this one, if it is asked for and fits the model."""
+        """The compiled pass for batches like this one, if it is requested and fits the model."""
         precision = self.precision_for(x)
         if precision is None or not isinstance(engine, Layered):
             return None
@@ -287,7 +288,7 @@ def _padded(x: Tensor, y: Tensor, size: int, views: int) -> tuple[Tensor, Tensor
 
 
 def _check_inputs(x: object, y: object, views: int) -> None:
-    """Say what is wrong with inputs of a kind that gradients cannot be taken of."""
+    """Raise a `UserError` for inputs that gradients cannot be taken of."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         kinds = f"{type(x).__name__} and {type(y).__name__}"
         raise UserError(f"Inputs and targets must be tensors, not {kinds}.")

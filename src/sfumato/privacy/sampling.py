@@ -18,7 +18,7 @@ class PhysicalBatch:
     """A fixed number of examples to process at once.
 
     Attributes:
-        indices: Which examples, `(size,)`; the padding repeats the first drawn example.
+        indices: Indices of the examples, `(size,)`; the padding repeats the first drawn example.
         weights: One for a drawn example, zero for padding.
         start: Position of the first example within the draw.
         drawn: Number of examples that are not padding; they come first.
@@ -32,11 +32,12 @@ class PhysicalBatch:
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """Every example enters a step with probability `batch / examples`, independently.
+    """Poisson sampling: each example enters a step with probability `batch / examples`.
 
-    Guarantee: The draw is a product of Bernoulli trials with probability `rate`, exact to 2^-64,
-    from a key stream that nobody can foretell. Nothing is truncated, shuffled or topped up, and an
-    empty draw is an ordinary one; this is what the accountants' Poisson-subsampled events assume.
+    Guarantee: The draw is a product of independent Bernoulli trials with probability `rate`, exact
+    to 2^-64, from a key stream that nobody can predict. Nothing is truncated, shuffled or topped
+    up, and an empty draw is an ordinary one; this is what the accountants' Poisson-subsampled
+    events assume.
     """
 
     examples: int
@@ -82,14 +83,14 @@ class PoissonSampler:
 
 
 class PoissonBatches:
-    """The draws of a number of steps; going over them again draws anew.
+    """The draws of a number of steps; each iteration draws anew.
 
     Args:
         sampler: The sampler.
         steps: Number of draws in one pass.
         randomness: Source of the draws; a new key from the operating system for each if None.
 
-    Guarantee: Copies, and processes that the object is sent to, draw for themselves, unless the
+    Guarantee: Copies of the object, in this process or another, draw independently, unless the
     randomness has a seed.
     """
 

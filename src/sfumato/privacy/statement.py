@@ -14,7 +14,7 @@ LARGE = 10.0
 """Above this, epsilon promises next to nothing by itself."""
 
 _MANY = 0.1
-"""Above this, delta times the number of examples is too large for comfort."""
+"""Above this, delta times the number of examples is too large."""
 
 
 def relation(unit: str) -> str:
@@ -23,13 +23,12 @@ def relation(unit: str) -> str:
 
 
 def meaning(epsilon: float, delta: float, *, unit: str = "image", shown: str | None = None) -> str:
-    """What a guarantee means in plain words, which are the weaker the larger epsilon is.
+    """The meaning of a guarantee in plain words, weaker ones the larger epsilon is.
 
     Args:
         epsilon: As in (epsilon, delta).
         delta: The same.
-        unit: What an example is called.
-        shown: Delta as it is to be printed.
+    unit: The word for an example. shown: Delta as it is to be printed.
 
     *Guarantee:* Nothing is called almost as likely whose odds may change by more than e, and delta
     is never called a chance that epsilon fails: losses above epsilon are likelier than that.
@@ -58,12 +57,12 @@ def meaning(epsilon: float, delta: float, *, unit: str = "image", shown: str | N
 
 
 def filled(text: str) -> str:
-    """A paragraph in lines as long as the others of a statement."""
+    """A paragraph wrapped to the line width of a statement."""
     return textwrap.fill(text, 99, break_on_hyphens=False, break_long_words=False)
 
 
 def upwards(epsilon: float, digits: int = 4, *, places: int | None = None) -> str:
-    """An epsilon to some digits, or decimal places, rounded up: what is stated must hold."""
+    """An epsilon to some digits or decimal places, rounded up, so that the stated bound holds."""
     form = f".{digits}g" if places is None else f".{places}f"
     if not 0 < epsilon < math.inf:
         return f"{epsilon:{form}}"
@@ -74,7 +73,7 @@ def upwards(epsilon: float, digits: int = 4, *, places: int | None = None) -> st
 
 
 def factor(epsilon: float) -> str:
-    """e^epsilon as people write it, rounded up."""
+    """e^epsilon in a readable form, rounded up."""
     if epsilon >= 50:
         return "more than 10²¹"
     rounded = float(upwards(math.exp(epsilon), 3))
@@ -82,18 +81,18 @@ def factor(epsilon: float) -> str:
 
 
 def _guess(epsilon: float, delta: float) -> str:
-    """The largest chance of a right guess by somebody who had even odds before, rounded up."""
+    """The largest chance of a right guess by somebody with even odds before, rounded up."""
     digits = 1 if epsilon < 4 else 3
     chance = min(100.0, 100 * (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)))
     return f"{math.ceil(chance * 10**digits) / 10**digits:.{digits}f} %"
 
 
 def tuning(words: str, *, unit: str = "image") -> str:
-    """That choosing a recipe may have cost privacy too, and what is known of it.
+    """A warning that the choice of a recipe may have cost privacy, with what is known of it.
 
     Args:
-        words: What the recipe says of its tuning, or nothing.
-        unit: What an example is called.
+        words: The recipe's own words about its tuning, or nothing.
+        unit: The word for an example.
     """
     said = " ".join(words.split()).rstrip(".")
     known = f" This one says of itself that it was chosen by {said}." if said else ""
@@ -108,8 +107,7 @@ def groups(values: Mapping[int, float], delta: float, unit: str) -> str:
 
     Args:
         values: Epsilon by number of examples.
-        delta: As in (epsilon, delta).
-        unit: What an example is called.
+        delta: As in (epsilon, delta). unit: The word for an example.
     """
     shown = [upwards(v, 3) if v <= MOST else f"over {MOST:g}" for v in values.values()]
     text = (
@@ -125,7 +123,7 @@ def groups(values: Mapping[int, float], delta: float, unit: str) -> str:
 
 
 def threat_model(unit: str) -> str:
-    """Against whom the numbers hold, and what they are not about."""
+    """The adversary that the numbers hold against, and the limits of what they say."""
     return filled(
         "The numbers hold against somebody who sees the weights after every single step, knows the "
         f"recipe and every other {unit}, cannot break the cipher ChaCha20, and does not know the "
@@ -137,7 +135,7 @@ def threat_model(unit: str) -> str:
 
 
 def randomness(*, seeded: bool) -> str:
-    """Where the random numbers came from, and how the noise was added."""
+    """The source of the random numbers, and how the noise was added."""
     if seeded:
         return (
             "**Not private: anyone who knows or guesses the seed can subtract the noise.** All "
@@ -162,7 +160,7 @@ def floating_point(unit: str) -> str:
 
 
 def timing(unit: str) -> str:
-    """That what can be watched while a model is trained is not covered."""
+    """A note that timing and load during training are not covered."""
     return (
         f"Timing. How long a step takes, and how busy the computer is, depends on how many {unit}s "
         "it drew. Nothing of it is in the weights; who can watch the computer while it trains sees "
@@ -171,7 +169,7 @@ def timing(unit: str) -> str:
 
 
 def other_releases(unit: str) -> str:
-    """That other models of the same examples are not counted."""
+    """A note that other models of the same examples are not counted."""
     return (
         f"Other releases from the same {unit}s. Every further model or number that is published "
         "about them spends more, whoever made it: together at most the sum of their epsilons and "
@@ -180,7 +178,7 @@ def other_releases(unit: str) -> str:
 
 
 def delta_warning(delta: float, examples: int, *, unit: str = "image") -> str:
-    """A warning where delta allows too much for so many examples; empty where it does not."""
+    """A warning if delta is too large for this number of examples, or an empty string."""
     if delta * examples <= _MANY:
         return ""
     return (

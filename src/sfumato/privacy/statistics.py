@@ -1,4 +1,4 @@
-"""Statistics of a step, for the eyes of whoever trains."""
+"""Statistics of a step, for whoever trains; not for release."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sfumato.privacy.numerics.precision import widest
 class BatchStatistics:
     """Counts and losses of a step, computed on private examples without noise: not for release.
 
-    They stay on the device until one of them is read, so that a step need not wait for the last.
+    They stay on the device until one of them is read, so that a step does not wait for the last.
 
     Args:
-        numbers: Examples, summed loss, correct, clipped and not finite ones, in this order; nothing
-            happened if None.
+        numbers: Examples, summed loss, correct, clipped and not finite ones, in this order; all
+            zero if None.
     """
 
     def __init__(self, numbers: Tensor | None = None) -> None:
@@ -38,8 +38,8 @@ class BatchStatistics:
         Args:
             gradients: The gradients, with losses and outputs.
             y: The targets.
-            drawn: Which examples are not padding.
-            clipped: Which examples' gradients were shortened.
+            drawn: Mask of the examples that are not padding.
+            clipped: Mask of the examples whose gradients were shortened.
             squared: Squared norms `(examples, parameters)`.
         """
         outputs, losses = gradients.outputs, gradients.losses
@@ -82,7 +82,7 @@ class BatchStatistics:
 
     @property
     def loss(self) -> float:
-        """Sum of the losses of those whose gradient is finite."""
+        """Sum of the losses of examples whose gradient is finite."""
         return self._at(1)
 
     @property

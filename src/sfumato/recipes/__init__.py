@@ -1,4 +1,4 @@
-"""The recipes that come with sfumato, one TOML file each, and how a recipe is found."""
+"""The recipes that come with sfumato, one TOML file each, and the lookup of recipes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = [
 ]  # fmt: skip
 
 GENERAL = ("images", "from-scratch", "last-layer", "wavelets")
-"""Recipes for images of one's own."""
+"""Recipes for users' own images."""
 
 ORDINARY: dict[str, Any] = {
     "optimizer.name": "nadam", "optimizer.lr": 1e-3, "optimizer.effective_noise": None,
 }  # fmt: skip
-"""What trains most networks without privacy, where a rate for clipped gradients is too high."""
+"""Optimizer settings without privacy, where a rate for clipped gradients is too high."""
 
 
 def find(name: str) -> Recipe:
@@ -62,11 +62,11 @@ def _is_path(name: str) -> bool:
 
 
 def general(name: str, changes: Mapping[str, Any]) -> Recipe:
-    """One of `GENERAL`, as it suits what will be changed.
+    """One of `GENERAL`, adapted to the changes that will be made.
 
-    Another model has no use for the start of `images`, unless a start is among the changes too, and
-    images declared public are to become a start themselves: both are `from-scratch`. Without
-    privacy, a rate for normalised gradients is none; an optimizer among the changes is left alone.
+    Another model cannot use the start of `images`, unless the changes name a start too, and images
+    declared public are to become a start themselves: both use `from-scratch`. Without privacy, a
+    rate for normalised gradients does not apply; an optimizer among the changes is left alone.
     """
     recipe = find(name)
     other = changes.get("model.name", recipe.model.name) != recipe.model.name
@@ -84,7 +84,7 @@ def for_data(name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
 
     Args:
         name: The data set, a folder or a file.
-        changes: What will be changed.
+        changes: Settings that will be changed.
     """
     own = name in packaged() and "/" not in name
     recipe = find(name) if own else general("images", changes or {})

@@ -49,7 +49,7 @@ def read(path: Path) -> str:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """What a file states; a packaged recipe is called like its file."""
+    """The settings that a file states; a packaged recipe has the name of its file."""
     stated = {"name": name} if (name := _packaged_name(path)) else {}
     return stated | parse(read(path), where=_label(path))
 
@@ -75,6 +75,6 @@ def _packaged_name(path: Path) -> str | None:
 
 
 def _label(path: Path) -> str:
-    """What messages call a file."""
+    """The name of a file in messages."""
     name = _packaged_name(path)
     return str(path) if name is None else f"recipe '{name}'"

@@ -1,4 +1,4 @@
-"""The papers' results, run again: what was published, what was run, and both side by side."""
+"""Reproduction of the papers' results: published numbers, our runs, and both side by side."""
 
 from __future__ import annotations
 

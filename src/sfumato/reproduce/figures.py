@@ -26,7 +26,7 @@ class Picture:
     Attributes:
         file: Its name.
         source: The table or figure of the paper that it belongs to.
-        caption: What it shows.
+        caption: A sentence about its content.
     """
 
     file: str
@@ -151,7 +151,7 @@ def _seeds(runs: Sequence[Entry], label: str, number: int) -> Iterator[Series]:
 def _path(curve: Mapping[str, Any]) -> tuple[list[float], list[float], list[int]]:
     """Privacy spent (or steps), accuracies and steps; of points at one epsilon the last.
 
-    An epsilon that takes long to compute is known every so often, for the steps until then.
+    An epsilon that takes long to compute is known at some steps only, and holds for those before.
     """
     xs = curve["epsilon"] or curve["step"]
     last = {x: place for place, x in enumerate(xs)}.values()

@@ -25,7 +25,7 @@ def harvest(
     device: str,
     root: Path | None,
 ) -> Entry:
-    """What a finished run achieved, read from its own files."""
+    """The results of a finished run, read from its own files."""
     run = Run(folder)
     final, guarantee = run.final, run.verify()
     averaged = "test_accuracy_last" in final
@@ -61,7 +61,7 @@ def harvest(
 
 
 def curve(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Accuracy along the way: on validation images where there are any, else on batches."""
+    """Accuracy over training: on validation images if there are any, else on batches."""
     rows = [r for r in records if not r.get("final")]
     key = "validation_accuracy"
     if not any(key in r for r in rows):

@@ -1,4 +1,4 @@
-"""What others reached on CIFAR-10 from scratch, for the picture of accuracy against epsilon.
+"""Published results on CIFAR-10 from scratch, for the plot of accuracy against epsilon.
 
 Test accuracies in per cent at delta 1e-5 (validation for SmoothNet). `verified` means read in a
 primary source, its code or an independent replication.
@@ -14,10 +14,10 @@ class Method:
     """A published method.
 
     Attributes:
-        name: As cited.
+        name: The name as cited.
         points: Epsilon and accuracy in per cent.
         prior: Fixed features or synthetic images that it builds on; empty for none.
-        verified: Whether all points are.
+        verified: Whether all points are verified.
     """
 
     name: str

@@ -17,7 +17,7 @@ def every_row() -> dict[str, Row]:
 
 
 def find(name: str) -> tuple[Paper, Sequence[Row]]:
-    """The paper and the rows that `PAPER`, `PAPER/ROW` or `PAPER/PATTERN` (with `*`) means."""
+    """The paper and rows for `PAPER`, `PAPER/ROW` or `PAPER/PATTERN` (with `*`)."""
     key, slash, rest = current_name(name.strip("/")).partition("/")
     paper = next((p for p in PAPERS if p.key == key), None)
     if paper is None:
@@ -40,5 +40,5 @@ def find(name: str) -> tuple[Paper, Sequence[Row]]:
 
 
 def find_all(names: Sequence[str]) -> list[Row]:
-    """The rows that several names mean, each once."""
+    """The rows for several names, each once."""
     return list({row.id: row for name in names for row in find(name)[1]}.values())

@@ -1,4 +1,4 @@
-"""What a row wants to know of a finished model, besides its accuracy; all of it on test images."""
+"""Measures of a finished model besides its accuracy, on test images."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from sfumato.run import Run
 
 _IMAGES = 2000
-"""Test images are enough in this number for a mean to two digits."""
+"""Number of test images that is enough for a mean to two digits."""
 
 _CURVED = 512
-"""Those whose loss is differentiated twice."""
+"""Number of test images whose loss is differentiated twice."""
 
 _TRACED = 0.03
-"""The standard error of their Hessian's trace, relative to it, that is small enough."""
+"""Relative standard error of the Hessian's trace that is small enough."""
 
 _NEAR_ZERO = 1e-3
-"""The size up to which a parameter counts as near zero; Hölzl et al. (2023) do not state theirs."""
+"""Size below which a parameter counts as near zero; Hölzl et al. (2023) do not state theirs."""
 
 
 def measure(
@@ -33,7 +33,7 @@ def measure(
     Args:
         names: Some of `MEASURES`, each of which gives one number or several.
         folder: The finished run.
-        root: Where to look for data sets first.
+        root: First folder to search for data sets.
         device: `auto`, `cpu`, `cuda` or `mps`.
     """
     for name in names:
@@ -83,7 +83,7 @@ def curvature(run: Run) -> dict[str, float]:
     from sfumato.analysis.run_access import draw_images
 
     x, y = draw_images(run, run.dataset.test, _CURVED)
-    # On a GPU in one piece if it fits, whose graph is kept: twice as fast.
+    # On a GPU in one batch if it fits, whose graph is kept: twice as fast.
     chunk = _CURVED if run.device.type == "cuda" else CHUNK
     hessian = Hessian(run.network, x, y, chunk=chunk)
     values, _ = top_eigenvalues(hessian, count=1)

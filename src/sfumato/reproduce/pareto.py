@@ -53,7 +53,7 @@ def _ours(name: str, points: Sequence[Point], number: int) -> Iterator[Series]:
 def _series() -> Iterator[tuple[str, Sequence[Row]]]:
     """Rows that belong together: those of a paper from scratch, and our own after dead leaves.
 
-    What another row starts from is a means and is left out.
+    Rows that only serve as the start of another are left out.
     """
     for paper in PAPERS:
         starts = {start.id for row in paper.rows for start in (row.needs, row.best_needs) if start}
@@ -67,7 +67,7 @@ def _series() -> Iterator[tuple[str, Sequence[Row]]]:
 
 
 def _drawn(row: Row) -> bool:
-    """Whether a run starts from weights that have seen drawn images alone."""
+    """Tell whether a run starts from weights that were trained on drawn images alone."""
     if row.needs:
         return row.needs.recipe_for("published").data.name == DRAWN
     return row.recipe_for(row.settings[0]).start.source == DRAWN

@@ -1,4 +1,4 @@
-"""Which rows make which figure."""
+"""Assignment of rows to figures."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A figure.
+    """A figure of a paper.
 
     Attributes:
-        paper: Whose.
-        name: Of the file, after the paper's.
+        paper: The paper.
+        name: Name of the file, after the paper's.
         source: The table or figure of the paper that it belongs to.
-        kind: Against a number, along training, or side by side.
-        caption: What it shows.
-        panels: Side by side.
+        kind: Against a number, over training, or side by side.
+        caption: A sentence about its content.
+        panels: Its panels, side by side.
         x: Label of the horizontal axis.
-        y: Label of the values; along training, the results say what they are of.
-        measure: What is shown instead of the accuracy.
-        one_change: Whether one number differs between the rows and nothing else may: best settings
-            are left out then.
+        y: Label of the values; over training, the results state theirs.
+        measure: The measure that is shown instead of the accuracy.
+        one_change: Whether only one number may differ between the rows: best settings are then left
+            out.
     """
 
     paper: str

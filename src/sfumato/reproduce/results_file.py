@@ -1,4 +1,4 @@
-"""`results/PAPER.jsonl`: one line per finished run, and nothing else is ever a result.
+"""Results in `results/PAPER.jsonl`: one line per finished run, the only source of results.
 
 Lines of version 0.1 name papers by numbers; they are read as results of the papers' present names.
 """
@@ -25,28 +25,28 @@ class Entry:
     Attributes:
         row: `PAPER/ROW`.
         recipe: The packaged recipe.
-        recipe_hash: Of what determined the result (`Row.fingerprint`).
+        recipe_hash: Hash of the settings that determined the result (`Row.fingerprint`).
         setting: `published` or `best`.
         overrides: Settings that differed from the recipe's file.
-        seed: The run's.
-        accuracy: On the test set, of the released weights (averaged, if an average was kept).
-        accuracy_averaged: Of the averaged weights; None if no average was kept.
-        accuracy_last: Of the last weights.
+        seed: The seed of the run.
+        accuracy: On the test set, of the released weights (averaged, if there is an average).
+        accuracy_averaged: Of the averaged weights; None without an average.
+        accuracy_last: Of the weights after the last step.
         epsilon: Spent, by accountant; empty without privacy.
         delta: As in (epsilon, delta); None without privacy.
-        accountant: The one that calibrated the noise.
+        accountant: The accountant that calibrated the noise.
         sigma: Noise multiplier of the first step.
         steps: Steps taken.
         examples: Training images.
-        minutes: Training time; 0 where the run does not tell.
+        minutes: Training time; 0 if the run does not state it.
         views_per_second: Median over the run.
-        parameters: Trainable.
-        measures: Whatever else the row asks for.
-        curve: Steps, epsilons and accuracies along the way.
+        parameters: Number of trainable parameters.
+        measures: Further measures of the row.
+        curve: Steps, epsilons and accuracies over training.
         hardware: The device.
-        versions: Of sfumato, torch, Python and dp-accounting.
-        commit: Of the source, or `unknown`.
-        date: When the run ended.
+        versions: Versions of sfumato, torch, Python and dp-accounting.
+        commit: Commit of the source, or `unknown`.
+        date: Time of the end of the run.
     """
 
     row: str
@@ -90,8 +90,7 @@ def read(folder: Path) -> list[Entry]:
     """Every entry of a results folder, in the order of files and lines.
 
     Raises:
-        UserError: If a line is not one. Part of a last line, which a kill may have left, is passed
-            over.
+        UserError: If a line is not an entry. Part of a last line, left by a kill, is skipped.
     """
     entries: list[Entry] = []
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
@@ -124,7 +123,7 @@ def _entry(line: str, where: str) -> Entry:
 
 
 def append(folder: Path, entry: Entry) -> Path:
-    """Add an entry to its paper's file, on the disk before this returns.
+    """Append an entry to its paper's file, on disk before this returns.
 
     Part of a line that a kill left at the end is removed: its run folder still holds the result.
     """

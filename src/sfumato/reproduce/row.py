@@ -1,4 +1,4 @@
-"""A row of a paper's table: which recipe reproduces it, and what the paper printed."""
+"""A row of a paper's table: the recipe that reproduces it, and the published number."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Setting = Literal["published", "best"]
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 
 PLD: dict[str, Any] = {"privacy.accountant": "pld", "privacy.noise_multiplier": None}
-"""What `best` changes at least: noise calibrated to the whole budget by the tighter accountant."""
+"""The least change of `best`: noise calibrated to the whole budget by the tighter accountant."""
 
 _NO_MATTER = (
     "privacy.tuned", "training.seed", "training.precision", "training.physical_batch",
     "training.log_every", "training.checkpoint_every", "training.snapshots",
     "training.train_metrics", "start.source", "data.cache",
 )  # fmt: skip
-"""Settings that do not tell one result from another."""
+"""Settings that do not distinguish one result from another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +33,19 @@ class Row:
 
     Attributes:
         paper: The paper's name, or `sfumato` for our own.
-        name: Short and unique within the paper.
+        name: A short name, unique within the paper.
         recipe: The packaged recipe.
-        source: Where the paper prints it, such as `table 2`.
+        source: The place in the paper, such as `table 2`.
         published: The accuracy in per cent; None where the paper shows none that can be read.
-        note: What a reader must know to compare the two numbers.
+        note: A remark that a reader needs to compare the two numbers.
         changes: Settings that differ from the recipe.
         best: Settings that `best` changes on top.
         needs: The row whose run this one starts from.
-        best_needs: The one that `best` starts from, where it is another.
+        best_needs: The row that `best` starts from, if it is another.
         one_start: Whether every seed starts from that row's seed 0, instead of its own.
-        answers: Rows of papers, by id, whose page mentions what this one reaches instead.
+        answers: Rows of papers, by id, whose page mentions the result of this one.
         alias: Another name for the row.
-        measures: What else to measure of the finished model (`sfumato.reproduce.measures`).
+        measures: Further measures of the finished model (`sfumato.reproduce.measures`).
     """
 
     paper: str
@@ -76,12 +76,12 @@ class Row:
         return ("best",) if self.paper == "sfumato" else SETTINGS
 
     def overrides(self, setting: Setting) -> dict[str, Any]:
-        """Every setting in which a run differs from the recipe's file, but for its start."""
+        """Every setting in which a run differs from the recipe's file, except its start."""
         own = self.paper == "sfumato"
         return {**self.changes, **(self.best if setting == "best" and not own else {})}
 
     def recipe_for(self, setting: Setting) -> Recipe:
-        """The recipe of a run, without what `needs` and the seed add."""
+        """The recipe of a run, without the settings from `needs` and the seed."""
         changes = {
             key: value
             for key, value in self.overrides(setting).items()
@@ -94,14 +94,14 @@ class Row:
         return self.best_needs if setting == "best" and self.best_needs else self.needs
 
     def start_changes(self) -> dict[str, Any]:
-        """Settings that mean something only together with the run that this one starts from."""
+        """Settings that apply only together with the run that this one starts from."""
         return {k: v for k, v in self.changes.items() if k.startswith("start.")}
 
     def fingerprint(self, setting: Setting) -> str:
-        """A hash of what determines the result, the run it starts from included, but not the seed.
+        """A hash of everything that determines the result, the start included, but not the seed.
 
         Only settings that differ from their defaults count, so that a setting added to sfumato
-        later leaves the results of before valid.
+        later keeps earlier results valid.
         """
         if setting not in self._known:
             self._known[setting] = self._fingerprint(setting)
@@ -139,7 +139,7 @@ class Paper:
         key: Its name, the first part of every row's and recipe's name.
         title: As printed.
         authors: As cited.
-        measured: What its accuracies are, in a sentence.
+        measured: A sentence about its accuracies.
         rows: In the order of its tables and figures.
     """
 
@@ -161,7 +161,7 @@ class Paper:
         )
 
     def sources(self) -> Iterator[tuple[str, list[Row]]]:
-        """The rows by the table or figure they are from, in order."""
+        """The rows by their table or figure, in order."""
         groups: dict[str, list[Row]] = {}
         for row in self.rows:
             groups.setdefault(row.source, []).append(row)

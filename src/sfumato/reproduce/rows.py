@@ -1,7 +1,7 @@
-"""What the papers published, row by row, and the recipe that reproduces each.
+"""Published results of the papers, row by row, and the recipe that reproduces each.
 
 Numbers are top-1 accuracies in per cent as printed. None stands where the paper shows only a curve,
-states only a conclusion, or its table has not survived in the text at hand.
+states only a conclusion, or its table is missing from the text that we have.
 """
 
 from __future__ import annotations

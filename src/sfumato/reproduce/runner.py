@@ -1,4 +1,4 @@
-"""Run what is missing, go on with what was interrupted, and write down what is done."""
+"""Runner of missing results: it resumes interrupted runs and records finished ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where the run lies below the folder of runs; a changed recipe has another place."""
+        """The place of the run below the folder of runs; a changed recipe has another place."""
         print_ = self.row.fingerprint(self.setting)
         return Path(self.row.paper, self.row.name, f"{self.setting}-seed{self.seed}-{print_}")
 
@@ -48,12 +48,12 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of the jobs.
+    """The outcome of the jobs.
 
     Attributes:
-        done: Results that were written down.
+        done: Results that were recorded.
         interrupted: The job that the time limit stopped, resumable.
-        elsewhere: Jobs that another process is at work on.
+        elsewhere: Jobs that another process is running.
         left: Jobs that were not started.
         failed: Jobs that could not be run, with the reason.
     """
@@ -70,7 +70,7 @@ class _OutOfTime(Exception):
 
 
 class Clock:
-    """A time limit that a run under way notices after each step, and stops as on Ctrl-C."""
+    """A time limit that a run checks after each step; it then stops as on Ctrl-C."""
 
     def __init__(self, minutes: float | None) -> None:
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -78,11 +78,11 @@ class Clock:
 
     @property
     def over(self) -> bool:
-        """Whether the time is up."""
+        """Tell whether the time is up."""
         return self._end is not None and time.monotonic() >= self._end
 
     def check(self) -> None:
-        """Ask the run under way to stop, once; to be called between its steps."""
+        """Ask the current run to stop, once; to be called between its steps."""
         if not self.over or self.asked:
             return
         self.asked = True
@@ -93,7 +93,7 @@ class Clock:
 
 
 class _Timed:
-    """A reporter that looks at the clock whenever it is shown progress."""
+    """A reporter that checks the time limit whenever progress is shown."""
 
     def __init__(self, inner: Reporter, clock: Clock) -> None:
         self._inner, self._clock = inner, clock
@@ -109,17 +109,17 @@ class _Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Where and how runs are made.
+    """Folders and settings for runs.
 
     Attributes:
         results: Folder of the `.jsonl` files.
         runs: Folder of the run folders.
-        root: Where to look for data sets first.
+        root: First folder to search for data sets.
         device: `auto`, `cpu`, `cuda` or `mps`.
         precision: `float32` or `bfloat16`, instead of the recipes'.
         clock: The time limit.
         watch: Makes a reporter for one run.
-        say: Tells the user a sentence.
+        say: Called with sentences for the user.
     """
 
     results: Path
@@ -142,10 +142,10 @@ class Runner:
         """The jobs without a result, seed by seed, so that every row has one before any has two.
 
         Args:
-            rows: Which.
-            seeds: Seeds wanted of each.
-            settings: In which settings; each row's usual one if empty.
-            part: Which of all jobs, done or not, to consider.
+            rows: The rows.
+            seeds: Number of seeds of each.
+            settings: The settings to run; each row's usual one if empty.
+            part: The part of all jobs, done or not, to consider.
         """
         entries = results_file.read(self.results)
         wanted = [
@@ -161,17 +161,17 @@ class Runner:
         return [job for job in jobs[part] if job.seed not in done[job.row.id, job.setting]]
 
     def run(self, jobs: Sequence[Job], *, after: Callable[[Entry], None]) -> Outcome:
-        """Run jobs in order until they or the time are over.
+        """Run jobs in order until they are done or the time is up.
 
-        What another process is at work on is passed over, and looked at again in the end: several
-        processes that are given the same jobs share them.
+        Jobs that another process is running are skipped, and checked again at the end: several
+        processes with the same jobs share them.
 
         Args:
-            jobs: What to run.
+            jobs: The jobs.
             after: Called with each new result.
 
         Raises:
-            Stopped: If the user asked to stop; the run under way is saved.
+            Stopped: If the user asked to stop; the current run is saved.
         """
         outcome, waiting = Outcome(), deque(jobs)
         while waiting:
@@ -193,7 +193,7 @@ class Runner:
                 outcome.failed.append((job, str(error)))
                 self.say(f"{job} cannot be run: {error}")
             else:
-                # Meanwhile others may have ended.
+                # Meanwhile other processes may have finished.
                 waiting.extend(outcome.elsewhere)
                 outcome.elsewhere = []
         return outcome
@@ -201,12 +201,12 @@ class Runner:
     def _complete(
         self, job: Job, outcome: Outcome, after: Callable[[Entry], None], place: str = ""
     ) -> Path:
-        """Bring a run to its end, with the run that it starts from, and write both down."""
+        """Finish a run, and the run that it starts from, and record both."""
         with alone(self.folder(job)):
             return self._alone(job, outcome, after, place)
 
     def folder(self, job: Job) -> Path:
-        """Where a run lies, which may be where version 0.1 began it, under the paper's number."""
+        """The folder of a run, which version 0.1 may have created under the paper's number."""
         rest = job.folder.relative_to(job.row.paper)
         former = (self.runs / paper / rest for paper in former_names(job.row.paper))
         return next((folder for folder in former if folder.is_dir()), self.runs / job.folder)

@@ -33,7 +33,7 @@ _HEADER = (
 
 @dataclass(frozen=True)
 class Summary:
-    """What the seeds of one row and setting say together.
+    """Statistics of the seeds of one row and setting.
 
     Attributes:
         accuracies: In per cent, in the order of seeds.
@@ -64,7 +64,7 @@ def summary(entries: Sequence[Entry]) -> Summary | None:
 
 
 def verdict(published: float | None, ours: float) -> str:
-    """Whether a median reaches what was printed, to the digits that were printed."""
+    """Compare a median with the published number, to the digits that were printed."""
     if published is None:
         return ""
     digits = max(1, len(repr(published).partition(".")[2]))
@@ -75,14 +75,14 @@ def verdict(published: float | None, ours: float) -> str:
 
 
 def check_own(out: Path) -> None:
-    """Refuse a folder whose index somebody else wrote."""
+    """Refuse a folder whose index was written by something else."""
     index = out / "README.md"
     if index.is_file() and _OURS not in index.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"{index} was not written by `sfumato reproduce`: name another --docs.")
 
 
 def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
-    """Write every table and figure; the files written.
+    """Write every table and figure, and return the files.
 
     Args:
         results: Folder of the `.jsonl` files.
@@ -186,7 +186,7 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
 
 
 def _inside(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
-    """A table of what else was measured, the median over seeds; nothing if nothing was."""
+    """A table of further measures, the median over seeds; empty if there are none."""
     found: list[tuple[str, dict[str, float]]] = []
     for row in rows:
         for setting in row.settings:
@@ -210,7 +210,7 @@ def _inside(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
 
 
 def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
-    """What `best` changes besides the accountant, in rows that were run so."""
+    """Sentences about what `best` changes besides the accountant, in rows that were run so."""
     found: dict[str, list[str]] = {}
     for row in rows:
         said = (*PLD, "privacy.tuned")
@@ -227,7 +227,7 @@ def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
 
 
 def _answers(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
-    """What rows of our own reach in place of these, where they were run."""
+    """Sentences about our own rows in place of these, where they were run."""
     lines = []
     for other in (row for paper in PAPERS for row in paper.rows if row.answers):
         names = [row.name for row in rows if row.id in other.answers]
@@ -240,9 +240,9 @@ def _answers(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
 
 
 def _whole(recipe: Recipe) -> float:
-    """The training images that a recipe means, where its data set is a known one.
+    """The number of training images of a recipe, if its data set is a known one.
 
-    Of classes chosen at random as many images are counted as of all on average.
+    For random classes, the average number of images per class is used.
     """
     entry, cut = CATALOGUE.get(recipe.data.name), recipe.data.subset
     if entry is None or (cut and cut not in SUBSETS):

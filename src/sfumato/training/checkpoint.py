@@ -58,7 +58,7 @@ class Checkpoint:
 
 @contextmanager
 def explained(state: Checkpoint, folder: Path) -> Iterator[None]:
-    """Say in a sentence that a checkpoint's content is not what it should be."""
+    """Turn errors about a checkpoint's content into a `UserError`."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
@@ -106,7 +106,7 @@ def read(path: Path) -> Checkpoint | None:
 
 
 def latest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
-    """The newest checkpoint that is whole, and the damaged ones passed over to find it."""
+    """The newest checkpoint that is whole, and the damaged ones that are newer."""
     damaged: list[Path] = []
     for path in reversed(_all(folder)):
         checkpoint = read(path)
@@ -135,7 +135,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Put back what `optimizer_state` took."""
+    """Restore the state that `optimizer_state` returned."""
     state: dict[int, dict[str, Any]] = {
         int(index): dict(entries) for index, entries in checkpoint.numbers["optimizer"].items()
     }

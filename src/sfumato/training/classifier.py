@@ -1,4 +1,4 @@
-"""A trained model with all it needs to be used: classes, image shape and normalisation.
+"""A trained model with everything needed to use it: classes, image shape and normalisation.
 
 The weights file describes itself, so that nothing but the file is needed, and nothing in it is
 ever unpickled.
@@ -32,17 +32,17 @@ from sfumato.training.files import WEIGHTS, trust
 
 FORMAT = "sfumato-1"
 TENSORS = "tensors"
-"""Under which a weights file has the digest of its tensors; older ones have none."""
+"""Key of the digest of the tensors in a weights file; older files have none."""
 
 STATEMENT = "statement"
-"""Under which a run's weights have the SHA-256 of its statement; older ones have none."""
+"""Key of the SHA-256 of the statement in a run's weights; older files have none."""
 
 
 _SIDE = 1 << 13
-"""More channels, or pixels along a side, than this are a mistake, or an attack."""
+"""Most channels, or pixels along a side: more are a mistake, or an attack."""
 
 _MOST = 1 << 16
-"""So are more classes than this."""
+"""Most classes, likewise."""
 
 
 def _is_number(value: object) -> bool:
@@ -51,7 +51,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Description:
-    """What a weights file says about itself.
+    """The description of a model in its weights file.
 
     Attributes:
         model: Registry name, or package.module:function.
@@ -59,10 +59,10 @@ class Description:
         classes: Class names, in the order of the outputs.
         channels: Channels of the images.
         size: Height and width of the images.
-        mean: Subtracted from images on the [0, 1] scale, per channel.
-        std: Divides them, per channel.
+        mean: Constants subtracted from images on the [0, 1] scale, per channel.
+        std: Constants that divide them, per channel.
         guarantee: Epsilon, delta and what they rest on, or `{"private": false}`.
-        test_views: What predictions are averaged over (`sfumato.data.prediction_views`).
+        test_views: The views that predictions are averaged over (`sfumato.data.prediction_views`).
         bits: Bits that count in 16-bit images.
     """
 
@@ -93,7 +93,7 @@ class Description:
 
     @property
     def only_a_start(self) -> bool:
-        """Whether all it has seen are images that a program drew, so that its head is untrained."""
+        """Tell whether it was trained on drawn images only, so that its head is untrained."""
         seen = self.guarantee.get("exposures")
         return (
             isinstance(seen, list)
@@ -105,8 +105,8 @@ class Description:
 class Classifier(nn.Module):
     """A network from images to class probabilities.
 
-    Calling it takes normalised images to logits, averaged over the views of each image that the
-    run asked for; `predict` takes images as they are.
+    A call maps normalised images to logits, averaged over the views of each image that the recipe
+    sets; `predict` takes images that are not normalised.
     """
 
     def __init__(self, network: nn.Module, description: Description) -> None:
@@ -123,7 +123,7 @@ class Classifier(nn.Module):
         return averaged(self.network, x, self.description.test_views)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Images as uint8, or as floats in [0, 1], made what the network was trained on."""
+        """Normalise images, given as uint8 or as floats in [0, 1], as in training."""
         return normalise(images, self.description.mean, self.description.std)
 
     @torch.no_grad()
@@ -131,8 +131,8 @@ class Classifier(nn.Module):
         """Class probabilities `(N, classes)` of images `(N, channels, height, width)`.
 
         Args:
-            images: As they are, not normalised.
-            batch: How many to predict at once; fewer if the memory does not suffice.
+            images: Images that are not normalised.
+            batch: Number of images per batch; it is halved if the memory does not suffice.
         """
         device = next(self.network.parameters()).device
         training = self.network.training
@@ -149,7 +149,7 @@ class Classifier(nn.Module):
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """`(images - mean) / std` per channel, in float32, with uint8 images taken to [0, 1] first."""
+    """`(images - mean) / std` per channel, in float32; uint8 images are first scaled to [0, 1]."""
     scale = 255.0 if images.dtype == torch.uint8 else 1.0
     shift = torch.tensor(mean, device=images.device).view(1, -1, 1, 1) * scale
     width = torch.tensor(std, device=images.device).view(1, -1, 1, 1) * scale
@@ -161,7 +161,8 @@ def save_weights(
 ) -> None:
     """Write a self-describing weights file, whole or not at all, with its statement's digest."""
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in network.state_dict().items()}
-    # One entry only: safetensors writes several in no fixed order, and equal runs are equal bytes.
+    # One entry only: safetensors writes several in no fixed order, and equal runs must be equal
+    # bytes.
     content = asdict(description) | {TENSORS: _digest(tensors)}
     if statement is not None:
         content[STATEMENT] = statement_digest(statement)
@@ -189,7 +190,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a weights file says about itself, and its tensors.
+    """The description in a weights file, and its tensors.
 
     Raises:
         UserError: If it cannot be read, is not one of sfumato's, or was damaged or changed.
@@ -220,11 +221,11 @@ def load(
     """The classifier of a run folder, or of a weights file.
 
     Guarantee: The file runs no code but sfumato's and that of modules in `trust_code` or in the
-    environment variable `SFUMATO_MODELS`, and none that lies in the run folder.
+    environment variable `SFUMATO_MODELS`, and none that is in the run folder.
 
     Args:
         path: The run folder or weights file.
-        device: Where to put the network.
+        device: The device of the network.
         trust_code: Modules outside sfumato whose models the file may name.
 
     Raises:
@@ -279,11 +280,11 @@ def load(
 
 
 _SPARE = 1 << 26
-"""Numbers that a network may need while it is built, beside those that it keeps."""
+"""Numbers that a network may need while it is built, beside those in its file."""
 
 
 class _NoLarger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuse, before memory is taken, tensors larger than those of a weights file can explain."""
+    """Mode that refuses tensors larger than a weights file explains, before allocation."""
 
     def __init__(self, most: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Where a run computes, in what precision, and in what order images lie in memory there."""
+"""The device of a run, its precision, and the memory format of images."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from sfumato.privacy.numerics.precision import compiled_precision
 
 
 def keep_compiled() -> None:
-    """Keep compiled passes in the user's cache, so that the next run starts sooner."""
+    """Cache compiled passes in the user's cache folder, so that the next run starts sooner."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
 
 
 def precision(setting: str, device: torch.device) -> str:
-    """The precision that `auto` means on a device: bfloat16 where a GPU computes in it."""
+    """The precision that `auto` means on a device: bfloat16 on a GPU that computes in it."""
     if setting != "auto":
         return setting
     return "float32" if compiled_precision(device) is None else "bfloat16"
 
 
-def memory_order(
+def pick_memory_format(
     model: nn.Module, shape: tuple[int, int, int], device: torch.device, say: Callable[[str], None]
 ) -> torch.memory_format:
-    """The order that the fast kernels want, unless this model's gradients are wrong in it.
+    """Channels_last where it is fast, unless this model's gradients are wrong in it.
 
     Args:
         model: The model, on the device.
         shape: Channels, height and width of its images.
-        device: Where it runs.
-        say: Is told if it has to be the other order.
+        device: The device that it runs on.
+        say: Called with a sentence if channels_last cannot be used.
     """
     fault = memory_format.fault(model, torch.zeros(1, *shape, device=device))
     if not fault:
         return torch.channels_last
-    say(f"{fault} Training in the usual order, which may be slower.")
+    say(f"{fault} Training in the contiguous memory format, which may be slower.")
     return torch.contiguous_format
 
 
 def pick_device(name: str, precision: str = "auto") -> torch.device:
-    """`auto`, `cpu`, `cuda` (or `cuda:1`) or `mps` as a device that is there and computes so."""
+    """The device for `auto`, `cpu`, `cuda` (or `cuda:1`) or `mps`, if it exists here."""
     device = _named_device(name)
     if precision == "bfloat16" and device.type != "cuda":
         raise UserError(

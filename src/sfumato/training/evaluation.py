@@ -24,7 +24,7 @@ def evaluate(
     Args:
         model: From normalised images to logits.
         store: The images.
-        test_views: What outputs are averaged over (`sfumato.data.prediction_views`).
+        test_views: The views that outputs are averaged over (`sfumato.data.prediction_views`).
     """
 
     everything = torch.arange(len(store))
@@ -39,7 +39,7 @@ def evaluate(
 
 @torch.no_grad()
 def evaluate_rows(end: nn.Module, rows: Tensor, labels: Tensor) -> tuple[float, float]:
-    """As `evaluate`, of a network's end on what enters it."""
+    """Accuracy and mean loss of a network's trained end on its inputs."""
     parts = BatchSize(_AT_ONCE).parts(len(rows), lambda part: (end(rows[part]), labels[part]))
     return _scored(end, parts)
 
@@ -51,7 +51,7 @@ def _scored(model: nn.Module, outputs: Iterable[tuple[Tensor, Tensor]]) -> tuple
     count = 0
     model.eval()
     for logits, labels in outputs:
-        sound = ~logits.isnan().any(1)  # NaN would count as an answer.
+        sound = ~logits.isnan().any(1)  # The argmax of NaN would count as an answer.
         right.append(((logits.argmax(1) == labels) & sound).sum())
         losses.append(F.cross_entropy(logits.float(), labels, reduction="sum"))
         count += len(labels)

@@ -1,4 +1,4 @@
-"""The run folder: the names of its files, and what may be done in it."""
+"""The run folder: the names of its files, and checks on writing to it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ VERSION = 2
 def without_clock(path: Path, folder: Path) -> None:
     """Give a file, or a folder, of a run the modification time of the run's recipe.
 
-    *Guarantee:* Copies and archives of a run folder do not tell when its steps were taken, nor when
-    the last was, and so not how many images they drew. (Where the files lie, the file system
-    still knows.)
+    *Guarantee:* Copies and archives of a run folder do not show when its steps were taken, nor when
+    the last was, and so not how many images they drew. (The file system of the original still
+    knows.)
     """
     with contextlib.suppress(OSError):
         began = os.stat(folder / RECIPE).st_mtime_ns
@@ -44,7 +44,7 @@ def without_clock(path: Path, folder: Path) -> None:
 
 
 def trust(names: Iterable[str], source: Path | None = None) -> Trust:
-    """The model code that a file may run: what the user named, and never from a run folder.
+    """The model code that a file may run: what the user named, never anything in a run folder.
 
     Args:
         names: Modules, or models as `package.module:function`, that the user named.
@@ -55,7 +55,7 @@ def trust(names: Iterable[str], source: Path | None = None) -> Trust:
     marks = (LEDGER, STATEMENT)
     if source is None:
         return Trust(tuple(names), marks=marks)
-    # A file of a run lies in its folder or, for checkpoints and snapshots, one below it.
+    # A file of a run is in its folder or, for checkpoints and snapshots, one level below it.
     near = [source] if source.is_dir() else list(source.absolute().parents[:2])
     known = (RECIPE, LEDGER, WEIGHTS, STATEMENT)
     runs = [f for f in near if f == source or any((f / name).exists() for name in known)]
@@ -65,7 +65,7 @@ def trust(names: Iterable[str], source: Path | None = None) -> Trust:
 def refuse_links(folder: Path) -> None:
     """Refuse to write to a run folder with links out of it.
 
-    Guarantee: What a run writes, replaces or deletes lies in its folder, whoever made the folder.
+    Guarantee: A run writes, replaces or deletes only files in its folder, whoever made the folder.
 
     Raises:
         UserError: If a file or folder in it is a link to somewhere else.
@@ -83,25 +83,25 @@ def refuse_links(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a kill in the middle of `write_whole` left behind in a run folder."""
+    """Remove temporary files that a kill in the middle of `write_whole` left in a run folder."""
     for where in (folder, folder / CHECKPOINTS):
         for path in where.glob(".*.????????"):
             path.unlink(missing_ok=True)
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run came to its end: weights and statement are written last."""
+    """Tell whether a run came to its end: weights and statement are written last."""
     return (folder / WEIGHTS).exists() and (folder / STATEMENT).exists()
 
 
 def begun(name: str, out: Path | None) -> set[Path]:
-    """The runs there are at `out`, or of this name where runs are made without it."""
+    """The runs that exist at `out`, or under this name where runs are made without it."""
     folders = [out] if out is not None else Path("runs").glob(f"{glob.escape(_stem(name))}-*")
     return {folder for folder in folders if (folder / LEDGER).exists()}
 
 
 def _stem(name: str) -> str:
-    """A folder name made of a recipe's, which may hold any character."""
+    """A folder name from a recipe's name, which may contain any character."""
     return re.sub(r"[^\w.+=-]+", "-", name)[:100] or "run"
 
 
@@ -115,10 +115,10 @@ def check_free(out: Path) -> None:
 
 
 def new_run_folder(out: Path | None, name: str) -> Path:
-    """Make the folder of a new run: the one asked for, or the next free `runs/NAME-NNN`.
+    """Make the folder of a new run: the requested one, or the next free `runs/NAME-NNN`.
 
     Raises:
-        UserError: If the folder asked for already holds something, or cannot be made.
+        UserError: If the requested folder already holds something, or cannot be made.
     """
     try:
         if out is not None:
@@ -147,7 +147,7 @@ def new_run_folder(out: Path | None, name: str) -> Path:
 
 @contextmanager
 def unless_refused(folder: Path, begun: Callable[[], bool]) -> Iterator[None]:
-    """Take a new run folder away again if the run is refused before it has begun."""
+    """Remove a new run folder if the run is refused before it has begun."""
     try:
         yield
     except UserError:
@@ -158,7 +158,7 @@ def unless_refused(folder: Path, begun: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Say what a failed write means for the run."""
+    """Turn a failed write into a `UserError` that says what it means for the run."""
     try:
         yield
     except OSError as error:

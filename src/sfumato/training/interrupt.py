@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether someone asked the run to stop; a second request stops it at once."""
+    """Flag that is true once the run was asked to stop; a second request stops it at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -26,7 +26,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a request for as long as this lasts (main thread only)."""
+    """Turn SIGINT and SIGTERM into a request within a `with` block (main thread only)."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -46,7 +46,7 @@ from sfumato.training.setup import Plan
 
 _CHECKPOINT_SECONDS = 20.0
 _SETTLED = 3
-"""Steps after which the time that is left can be told."""
+"""Number of steps after which the remaining time can be estimated."""
 
 
 class Stopped(Exception):
@@ -59,7 +59,7 @@ class Stopped(Exception):
 
 @dataclass
 class Loop:
-    """All parts of a run that is under way."""
+    """The state and all parts of a run in progress."""
 
     recipe: Recipe
     plan: Plan
@@ -85,8 +85,10 @@ class Loop:
         self.views = setup.views(r)
         self.store = self._store("train")
         shape = self.dataset.channels, *self.dataset.size
-        self.order = devices.memory_order(self.model, shape, self.device, self.reporter.say)
-        self.model.to(memory_format=self.order)  # type: ignore[call-overload]
+        self.memory_format = devices.pick_memory_format(
+            self.model, shape, self.device, self.reporter.say
+        )
+        self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
         self.features = frozen_features(self.model, self.store, self.views)
         self._held: tuple[Tensor, Tensor] | None = None
         if self.features is not None:
@@ -127,13 +129,13 @@ class Loop:
         return ImageStore(d.parts()[part], mean=d.mean, std=d.std, device=self.device)
 
     def epsilon_after(self, step: int) -> float:
-        """An upper bound of what has been spent after a step, cheap enough to show."""
+        """An upper bound of epsilon after a step, cheap enough to show."""
         if not self.recipe.privacy.enabled:
             return float("inf")
         return next(eps for count, eps in self._spent.items() if count >= step)
 
     def restore(self, state: checkpoint.Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Restore a checkpoint."""
         try:
             self.model.load_state_dict(state.part("model"))
         except RuntimeError:
@@ -184,7 +186,7 @@ class Loop:
                 for remark in trouble.about_start(self.private, time.monotonic() - started):
                     self.reporter.say(remark)
             recent += statistics
-            # Of the expected batch: how many images were drawn is nobody's business.
+            # Of the expected batch: the number of images drawn must not be revealed.
             views += self.plan.sampler.batch * self.private.per_example.views
             now = time.monotonic()
             self.seconds = earlier + now - started
@@ -207,7 +209,7 @@ class Loop:
                 saved = time.monotonic()
             left = None
             if self.step == first + 1:
-                # It was checked and compiled: later steps take less.
+                # The first step includes checks and compilation: later ones take less.
                 settled = logged = now
                 views = 0.0
             else:
@@ -221,11 +223,11 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are taken, or no more are wanted."""
+        """Tell whether all steps are taken, or training is to end early."""
         return self.step >= self.plan.steps or self.watch.stopped
 
     def take_step(self, draw: Tensor | None = None) -> BatchStatistics:
-        """One step of DP-SGD.
+        """Take one step of DP-SGD.
 
         Args:
             draw: The examples of this step, for measurements of speed only; the sampler's if None.
@@ -260,14 +262,14 @@ class Loop:
         return statistics
 
     def keep_snapshot(self) -> None:
-        """Keep the weights if this step is one of those asked for, after its event is on disk."""
+        """Write a snapshot of the weights if one is due, after the step's event is on disk."""
         steps, count = self.plan.steps, self.recipe.training.snapshots
         if snapshots.due(self.step, steps, count):
             self.ledger.sync()
             snapshots.keep(self.folder, self.model, self.step, steps, count)
 
     def _settle(self) -> None:
-        """Read what happened since the last time; on an accelerator this waits for it."""
+        """Read the statistics since the last call; on an accelerator this waits for the device."""
         recent, self._unread = self._unread, BatchStatistics()
         self.not_finite += recent.not_finite
         if recent.examples and recent.not_finite == recent.examples:
@@ -275,14 +277,14 @@ class Loop:
 
     @contextmanager
     def _own_randomness(self, number: int) -> Iterator[None]:
-        """Have dropout and the like draw what belongs to this step, and nobody else's numbers."""
+        """Seed dropout and the like for this step, and restore the global generators afterwards."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(self.randomness.generator(number, "model").initial_seed())
             yield
 
     def _accumulate(self, draw: Tensor, number: int) -> None:
-        """Add the draw in physical batches, smaller ones if the memory does not suffice."""
+        """Accumulate the draw in physical batches, halved if the memory does not suffice."""
         parameters = self.views.draw(draw.numel(), self.randomness.generator(number, "augment"))
         draw, parameters = draw.to(self.device), parameters.to(self.device)
         position = 0
@@ -301,10 +303,10 @@ class Loop:
             position += self.physical_batch
 
     def fetch(self, indices: Tensor, parameters: ViewParameters) -> tuple[Tensor, Tensor]:
-        """What a physical batch of the draw consists of, and the labels."""
+        """Inputs and labels of a physical batch of the draw."""
         if self.features is not None:
             return self.features.gather(indices)
-        return self.views.fetch(self.store, indices, parameters, memory_format=self.order)
+        return self.views.fetch(self.store, indices, parameters, memory_format=self.memory_format)
 
     def _halve(self) -> None:
         give_back()
@@ -315,7 +317,7 @@ class Loop:
         )
 
     def rule_in_words(self) -> str:
-        """How gradients were clipped, for the statement."""
+        """The clipping rule in words, for the statement."""
         words, decay = self.private.clipping.describe(), self.plan.clip_decay
         if decay == 1:
             return words
@@ -323,15 +325,15 @@ class Loop:
         return f"{first} in the first step, C changing by a factor of {1 / decay:g} to the last"
 
     def accuracy(self, part: str, *, averaged: bool = True) -> float:
-        """Accuracy on a part of the data: of averaged weights, if kept and not unwanted."""
+        """Accuracy on a part of the data, by default of averaged weights if there are any."""
         return self.evaluate(part, averaged=averaged)[0]
 
     def evaluate(self, part: str, *, averaged: bool = True) -> tuple[float, float]:
-        """Accuracy and mean loss on a part of the data; on test images as the final model has them.
+        """Accuracy and mean loss on a part of the data; test images use the test-time views.
 
         Args:
             part: `train`, `validation` or `test`.
-            averaged: Use averaged weights, if they are kept; else those of the last step.
+            averaged: Use averaged weights, if there are any; else those of the last step.
         """
         weights: AbstractContextManager[None] = nullcontext()
         if averaged and self.average is not None:
@@ -344,7 +346,7 @@ class Loop:
             return evaluate(self.model, self._store(part), test_views=kind)
 
     def _validate(self) -> dict[str, float]:
-        """Results on validation images, of averaged weights and of the last ones."""
+        """Results on validation images, of averaged weights and of those of the last step."""
         accuracy, loss = self.evaluate("validation")
         self.watch.see(self.step, accuracy if self.watch.higher else loss)
         found = {"validation_accuracy": accuracy, "validation_loss": loss}
@@ -353,7 +355,7 @@ class Loop:
         return found
 
     def _log(self, recent: BatchStatistics, speed: float) -> None:
-        """Keep what the screen shows, and record what may be written (`Recipe.exact_metrics`)."""
+        """Keep the numbers that are shown; record those that `Recipe.exact_metrics` allows."""
         self._settle()
         record: dict[str, float | int] = {"step": self.step}
         if self.recipe.privacy.enabled:

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one line per record, rewound to the checkpoint when a run goes on."""
+"""Metrics of a run in `metrics.jsonl`, truncated to the checkpoint when a run resumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sfumato.io import json_lines
 from sfumato.io.atomic import write_whole
 
 MANY = 100
-"""Steps whose total time, to two digits, tells nothing of any one of them."""
+"""Number of steps whose total time, to two digits, reveals nothing about any one of them."""
 
 Listener = Callable[[Path, dict[str, Any]], None]
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
@@ -24,7 +24,7 @@ _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=(
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Have every record that is added inside this block told, with its run folder, as well."""
+    """Call a listener with every record that is added inside this block, and its run folder."""
     token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
@@ -40,7 +40,7 @@ class Metrics:
 
         Args:
             path: The file.
-            upto: Forget what later steps had written.
+            upto: Drop the records of later steps.
             clock: Stamp records with the time.
         """
         self.path, self._clock = path, clock
@@ -61,15 +61,15 @@ class Metrics:
 
     @property
     def seconds(self) -> float:
-        """Training time of all parts of the run so far."""
+        """Training time of the run so far, including before interruptions."""
         return float(self.records[-1].get("seconds", 0.0)) if self.records else 0.0
 
 
 def coarse(value: float) -> float:
     """A total time or a mean speed, rounded to two digits for a file of a private run.
 
-    *Guarantee:* the total of `MANY` steps or more does not tell how long one of them took: a whole
-    step is at most a hundredth of it, which is the rounding.
+    *Guarantee:* the total of `MANY` steps or more does not reveal how long one of them took: a
+    whole step is at most a hundredth of it, which is the rounding.
     """
     return float(f"{value:.1e}")
 
@@ -83,9 +83,9 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole records of a metrics file; none if there is no such file.
+    """All whole records of a metrics file; empty if there is no such file.
 
-    A line that is no record of a step, or whose numbers are none, is passed over.
+    A line that is not the record of a step, or whose values are not numbers, is skipped.
     """
     if not os.path.exists(path):
         return []

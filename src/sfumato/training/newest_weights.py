@@ -19,11 +19,11 @@ from sfumato.training.classifier import Classifier, Description
 def final(
     folder: Path, device: str | torch.device, trust_code: Iterable[str], notes: list[str]
 ) -> Classifier | None:
-    """The classifier of the final weights; None, and a note, if they cannot be used.
+    """The classifier of the final weights; None, with a note, if they cannot be used.
 
     Args:
         folder: The run.
-        device: Where to put the network.
+        device: The device of the network.
         trust_code: Modules outside sfumato whose models the weights may name.
         notes: Receives the note.
 

@@ -1,4 +1,4 @@
-"""PyTorch's optimizers, driven by the private gradient."""
+"""PyTorch's optimizers for the private gradient."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sfumato.settings import Optimizer
 
 
 def build(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that a recipe asks for.
+    """The optimizer of a recipe.
 
-    Guarantee: Optimizers see only what `PrivateGradients.release` wrote into `.grad`, so whatever
-    they do with it is post-processing.
+    Guarantee: Optimizers see only what `PrivateGradients.release` wrote into `.grad`, so their
+    updates are post-processing.
     """
     s, optim = settings, torch.optim
     betas = (s.beta1, s.beta2)

@@ -1,4 +1,4 @@
-"""How many examples of a draw are processed at once."""
+"""The physical batch size: the number of examples of a draw that are processed at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ROWS = 2048
 """Images at once that keep a GPU busy; more would only take memory."""
 
 _OVERHEAD = 128
-"""Images that could have been processed in the time that any physical batch costs besides."""
+"""Fixed cost of a physical batch, as the number of images processed in the same time."""
 
 _MANY = 50
-"""So many batches that half of the last one is no more than a hundredth."""
+"""Number of batches for which half of the last one is no more than a hundredth of the draw."""
 
 _SPREADS = [z / 4 for z in range(17)]
 
@@ -32,7 +32,7 @@ def physical_batch(
     *,
     rows: int | None = None,
 ) -> int:
-    """How many examples to process at once within a memory budget in bytes, and `rows` images."""
+    """The largest number of examples that fit a memory budget in bytes, and `rows` images."""
     activations = 0
 
     def count(_module: nn.Module, _args: object, out: object) -> None:
@@ -55,16 +55,16 @@ def physical_batch(
 
 
 def least_work(sampler: PoissonSampler, largest: int, *, overhead: float) -> int:
-    """The size of physical batches, `largest` at most, with which a step is expected to cost least.
+    """The size of physical batches, `largest` at most, with the lowest expected cost of a step.
 
-    Batches are padded to one size, and a draw's size varies: what is processed is the size times
-    the number of batches that the draw needs. A size is tried for each number of batches and some
+    Batches are padded to one size, and the size of a draw varies: the cost is the size times the
+    number of batches that the draw needs. One size is tried for each number of batches and for some
     numbers of standard deviations that they hold beyond the mean draw.
 
     Args:
-        sampler: Whose draws.
+        sampler: The sampler of the draws.
         largest: Most examples at once.
-        overhead: What a physical batch costs besides, in examples.
+        overhead: Fixed cost of a physical batch, in examples.
     """
     mean = sampler.examples * sampler.rate
     spread = math.sqrt(mean * (1 - sampler.rate))
@@ -81,7 +81,7 @@ def least_work(sampler: PoissonSampler, largest: int, *, overhead: float) -> int
 
 
 def _needed(mean: float, spread: float, size: int) -> float:
-    """The number of physical batches that a draw is expected to need."""
+    """The expected number of physical batches of a draw."""
     if not spread:
         return math.ceil(mean / size)
     draw = NormalDist(mean, spread)

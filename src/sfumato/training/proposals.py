@@ -1,4 +1,4 @@
-"""What to try next, given what was tried: every combination, or what Optuna proposes."""
+"""Settings to try next: every combination, or proposals of Optuna from the results so far."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sfumato.errors import UserError
 from sfumato.recipe import parse_setting
 
 _SEEDS = 20
-"""Proposals to look at for one that was not tried."""
+"""Most proposals to ask for one that was not tried."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers between two, on a logarithmic scale if both are positive; whole ones if both are.
+    """A range of numbers, logarithmic if both ends are positive, of integers if both are integers.
 
     Attributes:
         low: The smallest.
@@ -37,12 +37,12 @@ class Trial:
     """A run with some of the settings.
 
     Attributes:
-        settings: What it was run with, by dotted names.
-        accuracy: On validation images, of averaged weights if they are kept; 0 if it diverged.
-        epsilon: What it spent by itself; None without privacy.
-        seconds: Training time; None where its run does not tell.
+        settings: Its settings, by dotted names.
+        accuracy: On validation images, of averaged weights if there are any; 0 if it diverged.
+        epsilon: Epsilon of the run by itself; None without privacy.
+        seconds: Training time; None if its run does not state it.
         folder: Its run folder, within that of all trials.
-        note: Why it has no accuracy, or nothing.
+        note: The reason why it has no accuracy, or nothing.
     """
 
     settings: dict[str, Any]
@@ -54,11 +54,11 @@ class Trial:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Trial:
-        """Back from plain values.
+        """Read plain values back.
 
         Raises:
-            ValueError: If one has another type than it should.
-            TypeError: If the fields are others.
+            ValueError: If a value has the wrong type.
+            TypeError: If the fields differ.
         """
         trial = cls(**content)
         optional = [value for value in (trial.seconds, trial.epsilon) if value is not None]
@@ -73,7 +73,7 @@ class Trial:
 
 
 def parse_choice(text: str) -> tuple[str, Choice]:
-    """`optimizer.lr=1,2,4` or `optimizer.lr=0.5..8` as a name and what to try for it."""
+    """Parse `optimizer.lr=1,2,4` or `optimizer.lr=0.5..8` to a name and its values or range."""
     key, found, raw = text.partition("=")
     if not found or not key.strip() or not raw.strip():
         raise UserError(
@@ -94,7 +94,7 @@ def parse_choice(text: str) -> tuple[str, Choice]:
 
 
 def parse_choices(texts: Sequence[str]) -> dict[str, Choice]:
-    """Several of what `parse_choice` takes."""
+    """Parse several texts by `parse_choice`."""
     choices: dict[str, Choice] = {}
     for key, choice in map(parse_choice, texts):
         if key in choices:
@@ -107,7 +107,7 @@ def parse_choices(texts: Sequence[str]) -> dict[str, Choice]:
 
 
 def corners(choices: Mapping[str, Choice]) -> Iterator[dict[str, Any]]:
-    """Settings that show whether every value is allowed, each key by itself."""
+    """Settings that together contain every value to be tried, one key at a time."""
     for key, choice in choices.items():
         values = (choice.low, choice.high) if isinstance(choice, Range) else choice
         if not values:
@@ -118,7 +118,7 @@ def corners(choices: Mapping[str, Choice]) -> Iterator[dict[str, Any]]:
 def proposals(
     choices: Mapping[str, Choice], done: list[Trial], trials: int | None, part: slice
 ) -> Iterator[dict[str, Any]]:
-    """Settings to run next, given those that were run, until there are enough."""
+    """Settings to run next, given those that were run, up to a number of trials."""
     known = [trial.settings for trial in done]
     if trials is None:
         lists = [list(c) for c in choices.values() if not isinstance(c, Range)]
@@ -127,7 +127,7 @@ def proposals(
         return
     own = [trial for trial in done if trial.settings.keys() == choices.keys()]
     for number in range(len(own), trials):
-        # A sampler may propose what was tried before; another seed then proposes something else.
+        # A sampler may repeat a proposal; another seed then proposes something else.
         asked = (_asked(choices, done, seed) for seed in range(number, _SEEDS * trials, trials))
         settings = next((found for found in asked if found not in known), None)
         if settings is None:
@@ -137,7 +137,7 @@ def proposals(
 
 
 def _asked(choices: Mapping[str, Choice], done: Sequence[Trial], seed: int) -> dict[str, Any]:
-    """What Optuna's sampler proposes after these results."""
+    """The proposal of Optuna's sampler after these results."""
     try:
         import optuna
     except ImportError:
@@ -170,7 +170,7 @@ def _asked(choices: Mapping[str, Choice], done: Sequence[Trial], seed: int) -> d
 
 
 def _value(choice: Choice, proposed: Any) -> Any:
-    """What Optuna's proposal means: a place in a list, or a number, of which 3 digits will do."""
+    """The value of Optuna's proposal: an entry of a list, or a number rounded to 3 digits."""
     if not isinstance(choice, Range):
         return choice[proposed]
     rounded = proposed if isinstance(proposed, int) else float(f"{proposed:.3g}")
@@ -178,7 +178,7 @@ def _value(choice: Choice, proposed: Any) -> Any:
 
 
 def _position(choice: Choice, value: Any) -> Any:
-    """The value as Optuna knows it: its place in a list; None if it is not to be tried any more."""
+    """The value as Optuna stores it: its position in a list, or None if it is no longer tried."""
     if isinstance(choice, Range):
         return value if choice.low <= value <= choice.high else None
     return list(choice).index(value) if value in choice else None

@@ -21,11 +21,11 @@ from sfumato.training.initial.start import Origin
 
 
 def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
-    """Load the data of a recipe, cut down as it says.
+    """Load the data of a recipe, with its subset and size.
 
     Args:
         data: The recipe's section.
-        root: Where to look for data sets first.
+        root: First folder to search for data sets.
 
     Raises:
         UserError: If there is no such data, it cannot be read, or no image is set aside for
@@ -78,15 +78,15 @@ def images_of(
     shape: tuple[int, int, int] | None = None,
     skip_unreadable: bool = False,
 ) -> Dataset:
-    """The run's own data exactly as it was in training, or other data as the model takes it.
+    """The run's own data exactly as in training, or other data converted for the model.
 
     Args:
-        recipe: The run's; other data is split as it says.
+        recipe: The run's recipe; other data is split as it says.
         data: A data set, folder or .npz instead of the run's own.
-        root: Where to look for data sets first.
-        shape: Channels, height and width that the model takes; other data is brought to it. As the
-            recipe says if it is not known.
-        skip_unreadable: Go on without images that cannot be read, even if the recipe does not.
+        root: First folder to search for data sets.
+        shape: Channels, height and width that the model takes, to which other data is converted;
+            from the recipe if None.
+        skip_unreadable: Skip images that cannot be read, even if the recipe does not.
 
     Raises:
         UserError: If there is no such data, or it cannot be read.
@@ -118,12 +118,12 @@ def images_of(
 
 
 def data_tag(key: bytes, dataset: Dataset) -> str:
-    """A name for the data that says nothing about them once the run's key is gone."""
+    """A tag of the data that reveals nothing about them once the run's key is deleted."""
     return hmac.new(key, dataset.fingerprint().encode(), hashlib.sha256).hexdigest()
 
 
 def changed(folder: Path, recipe: Recipe, header: Mapping[str, Any], dataset: Dataset) -> list[str]:
-    """A note if training images are not those of the ledger, as far as it can still be told."""
+    """A note if the training images differ from those of the ledger, if that can be told."""
     if "examples" not in header:
         return []
     same = int(header["examples"]) == len(dataset.train)

@@ -1,4 +1,4 @@
-"""The end of a run: weights, statement and curves, and the one look at the test set, if any."""
+"""The end of a run: weights, guarantee, statement, curves, and one use of the test set."""
 
 from __future__ import annotations
 
@@ -95,15 +95,15 @@ def release(loop: Loop) -> Path:
 
 
 def _averaged(loop: Loop) -> AbstractContextManager[None]:
-    """The model with the weights that are released, for a while."""
+    """Give the model the weights that are released within a `with` block."""
     return loop.average.applied(loop.model) if loop.average is not None else nullcontext()
 
 
 def _count_plan(loop: Loop) -> None:
-    """Count every step of the plan where results decided after which one training ended.
+    """Count every planned step if results decided after which one training ended.
 
-    What was released after each step was looked at to decide whether to go on, and the epsilon of
-    the steps taken holds only for a number of steps that is fixed beforehand.
+    The result of each step was used to decide whether to continue, and the epsilon of the steps
+    taken holds only for a number of steps that is fixed beforehand.
     """
     if loop.recipe.privacy.enabled and loop.recipe.training.early_stop is not None:
         for number in range(loop.ledger.steps + 1, loop.plan.steps + 1):
@@ -112,7 +112,7 @@ def _count_plan(loop: Loop) -> None:
 
 
 def _guarantee(loop: Loop) -> Guarantee:
-    """The guarantee of what is about to be released: the ledger's, with what the run knows."""
+    """The guarantee of this release: the ledger's, with the facts that only the run knows."""
     d, header = loop.dataset, loop.ledger.header
     with _averaged(loop):
         digests = {"recipe": recipe_digest(header), "weights": weights_digest(loop.model)}

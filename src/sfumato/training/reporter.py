@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""Messages and progress of a run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands after a step.
+    """Progress of a run after a step.
 
     Attributes:
         step: Steps done.
-        steps: Steps in all.
+        steps: Total number of steps.
         epsilon: Spent so far (an upper bound), infinite without privacy.
         loss: Mean loss of recent batches, if it is shown.
         accuracy: On validation images if there are any, else on recent batches.
         views_per_second: Augmented images processed per second.
-        seconds_left: Estimated time to the end; None before there is anything to go by.
+        seconds_left: Estimated remaining time; None before it can be estimated.
     """
 
     step: int
@@ -30,19 +30,19 @@ class Progress:
 
 
 class Reporter(Protocol):
-    """Receives messages and progress."""
+    """Receiver of messages and progress."""
 
     def say(self, message: str) -> None:
-        """A sentence for the user."""
+        """Receive a sentence for the user."""
         ...
 
     def show(self, progress: Progress) -> None:
-        """Progress after a step."""
+        """Receive the progress after a step."""
         ...
 
 
 class Silent:
-    """Keeps it all to itself."""
+    """A reporter that drops everything."""
 
     def say(self, message: str) -> None:
         """Drop the message."""

@@ -43,11 +43,11 @@ def train(
     """Train a new model.
 
     Args:
-        recipe: What to do.
+        recipe: The recipe.
         out: The run folder to make; `runs/NAME-NNN` if None.
-        root: Where to look for data sets first.
+        root: First folder to search for data sets.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        reporter: Who watches.
+        reporter: Receives messages and progress.
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
             from, may name; no other code is imported.
 
@@ -113,19 +113,19 @@ def resume(
     reporter: Reporter | None = None,
     trust_code: Iterable[str] = (),
 ) -> Path:
-    """Go on with an interrupted run, to the same end as if it had not been interrupted.
+    """Resume an interrupted run, with the same result as if it had not been interrupted.
 
     Guarantee: The recipe, the training data, sigma, C and the sampling rate must be those of the
     ledger's first line; whatever differs is named and the run refused. Steps are repeated only with
-    the noise that they had, and what the first attempt at them has left behind is removed. Nothing
-    outside the run folder is written or deleted.
+    the noise that they had, and files of the first attempt at them are removed. Nothing outside the
+    run folder is written or deleted.
 
     Args:
         folder: The run.
-        changes: Settings to compare with the run's; `data.name` says where its images are now.
-        root: Where to look for data sets first.
-        device: Where to train.
-        reporter: Told about progress.
+        changes: Settings to compare with the run's; `data.name` is the present place of its images.
+        root: First folder to search for data sets.
+        device: The device to train on.
+        reporter: Receives messages and progress.
         trust_code: Modules outside sfumato whose models the run may name; no other code is
             imported, and none from the run folder.
 
@@ -179,7 +179,7 @@ def _resume(
     physical = int(ledger.header.get("physical_batch", 0))
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
     found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous", "noise")}
-    found["version"] = expected["version"]  # Runs of an older version go on in this one.
+    found["version"] = expected["version"]  # Runs of an older version continue in this one.
     # Settings that did not exist when the run began are filled in.
     found["recipe"] = recipe.to_dict()
     changed = differences(found, expected)
@@ -218,7 +218,7 @@ def _resume(
 
 
 def _go(loop: Loop) -> Path:
-    """Take the steps that are left, then release."""
+    """Take the remaining steps, then release."""
     plan, recipe = loop.plan, loop.recipe
     if plan.steps < plan.asked:
         loop.reporter.say(
@@ -241,7 +241,7 @@ def _header(
     physical: int,
     origin: start.Origin,
 ) -> dict[str, Any]:
-    """The first line of the ledger: the mechanism and what it runs on."""
+    """The first line of the ledger: the mechanism, its settings and its data."""
     return {
         "version": files.VERSION,
         "mechanism": "Poisson-subsampled Gaussian" if recipe.privacy.enabled else "none",
@@ -263,14 +263,14 @@ def _header(
 
 
 def _noise_from(device: torch.device) -> dict[str, str]:
-    """What the noise depends on beside the key."""
+    """The device and versions that the noise depends on beside the key."""
     return {"source": SOURCE, "device": device.type, "torch": torch.__version__}
 
 
 def _check_repeats(folder: Path, ledger: Ledger, done: int, device: torch.device) -> None:
-    """Refuse to go on after step `done` if steps would be repeated with noise of another source.
+    """Refuse to resume after step `done` if steps would be repeated with other noise.
 
-    Two versions of a step with different noise say more than one, and the ledger counts one.
+    Two versions of a step with different noise reveal more than one, and the ledger counts one.
     """
     if done > ledger.steps:
         raise UserError(
@@ -346,15 +346,15 @@ def _load(
 
 
 def _grey_after_colour(recipe: Recipe, donor: start.Donor, dataset: Dataset) -> bool:
-    """Whether images must be given the channels that layers taken over were trained with."""
+    """Tell whether images need the channels that transferred layers were trained with."""
     free = recipe.start.how == "transfer" and recipe.data.channels is None
     return free and (dataset.channels, donor.description.channels) == (1, 3)
 
 
 def _memory(device: torch.device) -> int:
-    """How many bytes a physical batch may take."""
+    """Bytes that a physical batch may take."""
     if device.type == "cuda":
-        # What a run before this one in the same process has left behind is not in use any more.
+        # Memory of an earlier run in the same process is no longer in use.
         gc.collect()
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0] * 0.6)

@@ -1,7 +1,7 @@
 """The guarantee of a run, derived from its recipe and ledger, and compared with its files.
 
-*Guarantee:* What a private run's files state is accepted only if the same follows from the ledger:
-epsilon by every accountant, delta, the steps, the number of images, the sampling rate, the
+*Guarantee:* The numbers in a private run's files are accepted only if the same follows from the
+ledger: epsilon by every accountant, delta, the steps, the number of images, the sampling rate, the
 exposures of data, and whatever else the recipe and the ledger decide.
 """
 
@@ -121,7 +121,7 @@ def recipe_digest(header: Mapping[str, Any]) -> str:
 
 
 def _read(folder: Path, header: Mapping[str, Any], *, finished: bool) -> Guarantee | None:
-    """The guarantee in a run folder; None in those of versions that wrote none.
+    """The guarantee in a run folder; None for versions that wrote none.
 
     Args:
         folder: The run.
@@ -155,7 +155,7 @@ def judged(
     final: Mapping[str, Any],
     statement: str,
 ) -> tuple[Guarantee | None, list[str]]:
-    """The guarantee of a run folder; None, and the reasons, if it cannot be established.
+    """The guarantee of a run folder; None, with the reasons, if it cannot be established.
 
     *Guarantee:* It follows from the ledger, and every file that states one states the same.
 
@@ -203,11 +203,11 @@ def _differences(
     weights: Mapping[str, Any],
     statement: str,
 ) -> list[str]:
-    """Differences between what a run's files state and what its ledger says.
+    """Differences between a run's files and its ledger.
 
     Args:
         follows: The guarantee that follows from the ledger.
-        stated: The one of guarantee.json; None for a run of a version that wrote none.
+        stated: The guarantee in guarantee.json; None for a version that wrote none.
         weights: The description in the weights file; empty without one.
         statement: The text of the statement; empty without one.
 
@@ -260,7 +260,7 @@ def _of_statement(
         if text != chapters.statement(stated):
             found.append(f"the statement is not the text that follows from {files.GUARANTEE}")
         return found
-    # Accountants of other versions may differ in the last digits, but not by more than `_AGREE`.
+    # Accountants of other versions may differ in the last digits, but by no more than `_AGREE`.
     described = weights.get("guarantee") if stated is None else stated.to_dict()
     costs = described.get("epsilon") if isinstance(described, dict) else None
     other = costs.get(follows.accountant) if isinstance(costs, dict) else None
@@ -276,7 +276,7 @@ def _one_version(a: Guarantee, b: Guarantee) -> bool:
 
 
 def _contradictions(who: str, stated: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Fields that are not as wanted; the names of the first exposure are not in the ledger."""
+    """Fields that differ from the wanted ones; the ledger lacks the names of the first exposure."""
     found = []
     for name, b in wanted.items():
         a = stated.get(name)

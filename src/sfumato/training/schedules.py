@@ -1,9 +1,9 @@
-"""Learning rates over time, and what is decided from validation results.
+"""Learning rates over the steps, and decisions from validation results.
 
-Constant, linear, cosine and step schedules know only the step's number. *Plateau* and *early
-stopping* look at validation images, which are not trained on: what they decide is not covered by
-epsilon towards those images, and the privacy statement says so. Neither may look at training
-images, whose losses would leak through every decision.
+Constant, linear, cosine and step schedules depend only on the step's number. *Plateau* and *early
+stopping* use validation images, which are not trained on: epsilon does not cover these decisions
+towards those images, and the privacy statement says so. Neither may use training images, whose
+losses would leak through every decision.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def learning_rate(
     """The learning rate of step `step` (from 1) of `steps`.
 
     Args:
-        settings: The recipe's.
-        step: Which step.
-        steps: Of how many.
+        settings: The recipe's optimizer settings.
+        step: The step's number.
+        steps: Total number of steps.
         epoch: Steps in an epoch.
-        scale: What a plateau has made of it.
+        scale: Factor from reductions on a plateau.
     """
     lr, warmup = settings.lr * scale, settings.warmup
     if step <= warmup:
@@ -48,9 +48,9 @@ def learning_rate(
 
 
 def noise_scale(settings: Optimizer, noise: float) -> float:
-    """What the learning rate is multiplied by where a step's noise, sigma / B, is `noise`.
+    """Factor of the learning rate for a step whose noise, sigma / B, is `noise`.
 
-    Rates chosen by held-out images went with one over the root of the noise, see docs/methods.md.
+    Rates chosen on held-out images were proportional to noise^(-1/2), see docs/methods.md.
     """
     if settings.effective_noise is None or noise == 0:
         return 1.0
@@ -59,17 +59,17 @@ def noise_scale(settings: Optimizer, noise: float) -> float:
 
 @dataclass
 class Watch:
-    """Watches validation results for a plateau.
+    """Detector of a plateau in validation results.
 
     Attributes:
-        patience: Steps without a better result before the learning rate falls; None for never.
+        patience: Steps without a better result before the learning rate is reduced; None for never.
         stop_after: Steps without a better result before training ends; None for never.
-        factor: What the learning rate is multiplied by.
+        factor: Factor of a reduction.
         higher: Whether a higher result is better.
         best: The best result so far.
-        best_step: When it was.
-        reduced_step: When the learning rate last fell.
-        scale: What the learning rate has been multiplied by so far.
+        best_step: The step of the best result.
+        reduced_step: The step of the last reduction.
+        scale: The product of all reductions so far.
         stopped: Whether training is to end.
     """
 
@@ -84,7 +84,7 @@ class Watch:
     stopped: bool = False
 
     def see(self, step: int, result: float) -> None:
-        """Take note of a validation result; one that is not a number is never better."""
+        """Record a validation result; NaN is never better."""
         if math.isfinite(result) and (
             self.best is None or (result > self.best if self.higher else result < self.best)
         ):
@@ -98,12 +98,12 @@ class Watch:
             self.stopped = True
 
     def state(self) -> dict[str, Any]:
-        """What changes, as plain values."""
+        """The attributes that change, as plain values."""
         kept = ("best", "best_step", "reduced_step", "scale", "stopped")
         return {name: value for name, value in asdict(self).items() if name in kept}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         known = {f.name for f in fields(self)}
         for name, value in state.items():
             if name in known:
@@ -111,7 +111,7 @@ class Watch:
 
 
 def watch(recipe: Recipe, epoch: float) -> Watch:
-    """What a recipe wants watched, with `epoch` steps in an epoch."""
+    """The detector that a recipe asks for, with `epoch` steps in an epoch."""
     o, t = recipe.optimizer, recipe.training
     return Watch(
         patience=o.patience * epoch if o.schedule == "plateau" else None,
@@ -122,7 +122,7 @@ def watch(recipe: Recipe, epoch: float) -> Watch:
 
 
 def check(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse to watch validation results where there is no validation set."""
+    """Refuse a schedule by validation results if there is no validation set."""
     plateau = recipe.optimizer.schedule == "plateau"
     if (plateau or recipe.training.early_stop is not None) and dataset.validation is None:
         name = "optimizer.schedule = 'plateau'" if plateau else "training.early_stop"
@@ -134,7 +134,7 @@ def check(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def looks(recipe: Recipe) -> tuple[str, ...]:
-    """What a run decides by looking at images without noise, in sentences for the statement."""
+    """Decisions that a run makes by looking at images without noise, in sentences."""
     found = []
     o, t = recipe.optimizer, recipe.training
     if o.schedule == "plateau":

@@ -1,4 +1,4 @@
-"""From a recipe and its data to the numbers of a run: batch, steps, noise, memory."""
+"""Resolution of a recipe and its data to the numbers of a run: batch, steps, noise, views."""
 
 from __future__ import annotations
 
@@ -43,11 +43,10 @@ class Plan:
         sampler: Poisson sampling at the recipe's expected batch.
         clipping: The clipping rule.
         noise: The noise, calibrated to the budget where the recipe leaves it open.
-        steps: Steps to take: as asked, or fewer where the budget ends earlier.
-        asked: Steps asked for.
+        steps: Steps to take: as requested, or fewer where the budget ends earlier.
+        asked: Steps requested.
         before: Steps that the run's start took on the same images, counted in the budget.
-        schedule: The noise over time, where it is not the same for all steps; `noise` is then that
-            of the first step.
+        schedule: The noise over the steps, if it varies; `noise` is then that of the first step.
         clip_decay: The clipping norm of the first step over that of the last.
     """
 
@@ -99,12 +98,12 @@ class Plan:
 
 
 def expected_batch(training: Training, examples: int) -> int:
-    """The batch that a recipe asks for, or what suits so many examples."""
+    """The batch of a recipe, or a suitable one for this number of examples."""
     return training.batch or max(1, min(4096, examples // 8))
 
 
 def asked_steps(training: Training, examples: int, batch: float) -> int:
-    """The steps that a recipe asks for."""
+    """The number of steps that a recipe asks for."""
     by_epochs = max(1, round(training.epochs * examples / batch)) if training.epochs else 100
     return training.steps or by_epochs
 
@@ -160,7 +159,7 @@ def clipping_rule(p: Privacy, batch: float, sigma: float) -> ClippingRule:
         case "group-wise":
             return GroupWise(p.clip, p.split, tuple(p.groups), tuple(p.group_clips))
         case "adaptive" | "adaptive-per-layer":
-            # Unset: at most 2 % more noise on the gradients than without the count.
+            # Default: at most 2 % more noise on the gradients than without the count.
             rule = AdaptiveQuantile(
                 p.clip,
                 p.count_noise or max(batch / 20, 2.5 * sigma),
@@ -178,7 +177,7 @@ def clipping_rule(p: Privacy, batch: float, sigma: float) -> ClippingRule:
 def check_methods(
     recipe: Recipe, plan: Plan, dataset: Dataset, model: nn.Module
 ) -> tuple[str, ...]:
-    """Refuse what does not go with this model or this data; say what is about to happen."""
+    """Refuse methods that do not fit this model or data, and warn about useless settings."""
     schedules.check(recipe, dataset)
     named = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
     plan.clipping.bind(list(named), list(named.values()))
@@ -209,7 +208,7 @@ def describe(recipe: Recipe, plan: Plan, dataset: Dataset) -> str:
 
 
 def views(recipe: Recipe) -> Views:
-    """The views of an example that a recipe asks for."""
+    """The views of an example in a recipe."""
     a, t = recipe.augment, recipe.training
     augment = augmentations.Augment(
         crop=a.crop,
@@ -243,10 +242,10 @@ def build_model(
     """The recipe's model, initialised and frozen as it asks, and checked against the data.
 
     Args:
-        recipe: What to do.
-        dataset: What the model is to be trained on.
-        randomness: Where initial weights are drawn from.
-        donor: The model to start from, unless its weights will come from a checkpoint.
+        recipe: The recipe.
+        dataset: The training data.
+        randomness: Source of the initial weights.
+        donor: The model to start from, unless the weights will come from a checkpoint.
         trust: The code outside sfumato that the recipe may name.
     """
     with torch.random.fork_rng(devices=[]):

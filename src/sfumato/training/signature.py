@@ -1,8 +1,8 @@
-"""The signature of a run: who vouches for its ledger, statement, guarantee, recipe and weights.
+"""The signature of a run's ledger, statement, guarantee, recipe and weights.
 
 The hash chain of a ledger shows that its lines belong together. It cannot show who wrote them:
-whoever can write to the folder can write a consistent ledger anew. A signature (Ed25519) shows that
-the holder of a key vouched for these very files.
+anyone who can write to the folder can write a consistent ledger anew. A signature (Ed25519) shows
+that the holder of a key signed these very files.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 SIGNATURE = "signature.json"
 COVERED = (files.LEDGER, files.STATEMENT, files.GUARANTEE, files.RECIPE, files.WEIGHTS)
-"""The files that a signature is about; runs of older versions hold no guarantee.json."""
+"""The files that a signature covers; runs of older versions hold no guarantee.json."""
 
 _PURPOSE = "sfumato run signature, version 1"
 
 
 class BadSignature(UserError):
-    """A run without a signature, or with one that does not hold."""
+    """A run without a signature, or with an invalid one."""
 
 
 def new_key(path: Path) -> Path:
@@ -61,7 +61,7 @@ def new_key(path: Path) -> Path:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     for file, content, mode in ((path, private, 0o600), (public, shared, 0o644)):
-        # Made with its mode: at no moment can others read the private key.
+        # Created with its mode, so that others can never read the private key.
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as written:
             written.write(content)
@@ -104,7 +104,7 @@ def check(folder: Path, key: Path) -> None:
     folder is trusted.
 
     Raises:
-        BadSignature: If the run is not signed, or not so.
+        BadSignature: If the run is not signed, or the signature is invalid.
         UserError: If the key cannot be read.
     """
     from cryptography.exceptions import InvalidSignature
@@ -131,7 +131,7 @@ def _covered(folder: Path) -> tuple[str, ...]:
 
 
 def _message(digests: dict[str, str]) -> bytes:
-    """The bytes that are signed, with their purpose: no other signature is taken for it."""
+    """The signed bytes, with their purpose, so that no other signature is mistaken for it."""
     return json.dumps({"purpose": _PURPOSE, "sha256": digests}, sort_keys=True).encode()
 
 

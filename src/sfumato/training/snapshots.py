@@ -1,10 +1,11 @@
-"""Snapshots: the weights at evenly spaced steps of a run, kept so that its course can be analysed.
+"""Snapshots: the weights at evenly spaced steps of a run, for analysis.
 
-They lie in the run folder as `snapshots/step-NNNNNNN.safetensors`, with the network's own names.
+They are stored in the run folder as `snapshots/step-NNNNNNN.safetensors`, with the network's own
+names.
 
 *Guarantee:* The weights after a step are made of noisy gradients that the ledger already counts, so
-keeping, reading and publishing any number of them costs no privacy. The caller has the ledger on
-the disk before the snapshot of a step is written, as for every file that depends on the step.
+storing, reading and publishing any number of them costs no privacy. The caller has the ledger on
+disk before the snapshot of a step is written, as for every file that depends on the step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NAME = re.compile(r"step-(\d{7,})\.safetensors")
 
 
 def due(step: int, steps: int, count: int) -> bool:
-    """Whether the weights after `step` of `steps` are among `count` evenly spaced ones.
+    """Tell whether the weights after `step` of `steps` are among `count` evenly spaced ones.
 
     The first snapshot is that of step 0, before training, and the last that of step `steps`; a
     single one is the last. Where there are fewer steps than snapshots every step is due.
@@ -43,7 +44,7 @@ def due(step: int, steps: int, count: int) -> bool:
 
 
 def _position(index: int, steps: int, gaps: int) -> int:
-    """The step of a snapshot, rounded to the nearest in whole numbers."""
+    """The step of a snapshot, rounded to the nearest integer."""
     return (2 * index * steps + gaps) // (2 * gaps)
 
 
@@ -52,17 +53,17 @@ def keep(folder: Path, model: nn.Module, step: int, steps: int, count: int) -> N
 
     Args:
         folder: The run folder.
-        model: The network as it is after the step.
+        model: The network after the step.
         step: Steps taken.
         steps: Steps that the run will take.
-        count: Snapshots to keep (`training.snapshots`).
+        count: Number of snapshots (`training.snapshots`).
     """
     if due(step, steps, count):
         without_clock(write(folder, step, model.state_dict()), folder)
 
 
 def write(folder: Path, step: int, state: Mapping[str, Tensor]) -> Path:
-    """Write one snapshot, whole or not at all; one that is there already is left as it is."""
+    """Write one snapshot, whole or not at all; an existing one is left as it is."""
     where = folder / SNAPSHOTS
     path = where / f"step-{step:07d}.safetensors"
     if path.exists():
@@ -78,7 +79,7 @@ def write(folder: Path, step: int, state: Mapping[str, Tensor]) -> Path:
 def forget(folder: Path, *, after: int) -> None:
     """Remove the snapshots of later steps, which a resumed run is about to take again.
 
-    Their noise will be the same, but sums may be rounded in another way: the difference of two
+    Their noise will be the same, but sums may be rounded differently: the difference of two
     versions of a step would hold no noise.
     """
     for step, path in read(folder):

@@ -1,4 +1,4 @@
-"""A run's metrics for TensorBoard, in `RUN/tensorboard` beside `metrics.jsonl`."""
+"""Stream of a run's metrics to TensorBoard, in `RUN/tensorboard` beside `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _GROUPS = {
 
 
 class Stream:
-    """Writes each record of one run as it comes.
+    """Writer of the records of one run.
 
-    Where an interrupted run goes on, TensorBoard forgets what later steps had written, as
+    When an interrupted run resumes, TensorBoard drops the records of later steps, as
     `metrics.jsonl` does.
     """
 
@@ -46,8 +46,8 @@ class Stream:
     def __call__(self, folder: Path, record: Mapping[str, Any]) -> None:
         """Write the numbers of a record of the run in `folder`.
 
-        *Guarantee:* numbers of a record without a time have that of the run's beginning, so that
-        nothing is told about how long steps took.
+        *Guarantee:* numbers of a record without a time get that of the run's beginning, so that
+        nothing is revealed about how long steps took.
         """
         step = int(record["step"])
         when = None if "time" in record else self._began
@@ -62,7 +62,7 @@ class Stream:
         self._writer.flush()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 

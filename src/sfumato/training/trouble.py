@@ -1,4 +1,4 @@
-"""What can go wrong in a run, and what to tell the user."""
+"""Failures and slowness of a run, and the sentences about them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
 
 _BEYOND = 1e15
-"""Weights that are this large have diverged, if gradients are no longer finite either."""
+"""Weights above this have diverged, if gradients are no longer finite either."""
 
 _HOPELESS = 1e3
-"""A mean loss that no classifier comes back from."""
+"""A mean loss from which no classifier recovers."""
 
 _WORTH_SAYING = 10.0
-"""Seconds before the first step is done of which a user should know the reason."""
+"""Seconds of the first step above which the user is told the reason."""
 
 
 _LONG = 3600.0
-"""Seconds to go that a user may not want to wait for."""
+"""Remaining seconds above which the user is advised."""
 
 
 class Diverged(UserError):
-    """The settings do not let the model learn: it is worse after some steps than before."""
+    """Settings with which the model does not learn: it is worse after some steps than before."""
 
 
 def check_divergence(recipe: Recipe, statistics: BatchStatistics, step: int) -> None:
@@ -46,7 +46,7 @@ def check_divergence(recipe: Recipe, statistics: BatchStatistics, step: int) -> 
 
 
 def about_loss(recipe: Recipe, loss: float | None) -> str | None:
-    """A sentence about a loss that shows settings under which nothing is learnt, or None."""
+    """A sentence about a loss at which nothing is learned, or None."""
     if loss is None or loss <= _HOPELESS:
         return None
     return (
@@ -65,7 +65,7 @@ def explain_not_finite(recipe: Recipe, model: nn.Module, step: int) -> None:
 
 
 def about_start(private: PrivateGradients, seconds: float) -> list[str]:
-    """How long the first step took, if long, and whether later ones are slower than need be."""
+    """The time of the first step, if long, and a warning if later ones are slow."""
     engine = private.per_example
     remarks = first_step(seconds, "checks and compilation" if engine.precision else "checks")
     if engine.precision is not None and "compiled" in engine.passed_over:
@@ -77,7 +77,7 @@ def about_start(private: PrivateGradients, seconds: float) -> list[str]:
 
 
 def about_pace(recipe: Recipe, seconds: float, device: torch.device, image: Array) -> list[str]:
-    """What to do about a run on a CPU that has hours to go, on images such as this one."""
+    """Advice for a run on a CPU that has hours to go, on images such as this one."""
     if device.type != "cpu" or recipe.start.train or seconds < _LONG:
         return []
     grey = (image == image[:1]).all()
@@ -91,5 +91,5 @@ def about_pace(recipe: Recipe, seconds: float, device: torch.device, image: Arra
 
 
 def first_step(seconds: float, why: str) -> list[str]:
-    """How long the first step took with what only it does, if long."""
+    """A sentence about the time of the first step, if long, and its reason."""
     return [f"The first step took {seconds:.0f} s with its {why}."] * (seconds > _WORTH_SAYING)

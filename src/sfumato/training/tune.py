@@ -1,7 +1,8 @@
-"""Choosing settings: runs with different ones, compared on images that none of them trains on.
+"""Tuning: runs with different settings, compared on images that none of them trains on.
 
-The test set is not looked at. What is chosen depends on the training images all the same, and no
-run's epsilon covers it: `sentence` says what was tried, for the statement of the run made with it.
+The test set is not used. The choice depends on the training images all the same, and no run's
+epsilon covers it: `sentence` states what was tried, for the statement of the run with the chosen
+settings.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from sfumato.training.trouble import Diverged
 TRIALS = "trials.jsonl"
 ASKED = "tune.json"
 VALIDATION = 0.1
-"""The part of the training set that runs are compared on, unless the recipe holds out another."""
+"""The fraction of the training set that runs are compared on, unless the recipe sets another."""
 
 _UNBOUNDED = 1e9
 """A budget that no run reaches."""
 
 _LISTED = 6
-"""More numbers than this are told by the smallest and the largest."""
+"""More values than this are summarised by the smallest and the largest."""
 
 _WHICH_IMAGES = {
     "data.name", "data.subset", "data.split_seed", "data.test", "data.test_fraction",
@@ -49,7 +50,7 @@ _ALL = slice(None)
 
 
 def lighter(recipe: Recipe, examples: int, factor: int, *, before: tuple[Step, ...] = ()) -> Recipe:
-    """The recipe with a fraction of batch and noise, and as many steps.
+    """The recipe with a fraction of batch and noise, and the same number of steps.
 
     The noise on the mean gradient stays what it was, and the learning curve nearly so (Sander et
     al., 2023), for a fraction of the work. The run itself spends far more than the budget.
@@ -90,19 +91,19 @@ def tune(
     after: Callable[[Trial], None] = lambda _: None,
     elsewhere: Callable[[str], None] = lambda _: None,
 ) -> list[Trial]:
-    """Run a recipe with different settings; what was run into `out` before is not run again.
+    """Run a recipe with different settings; runs that `out` already holds are not repeated.
 
-    Processes that are given the same combinations share them: each takes what no other is at.
+    Processes with the same combinations share them: each takes one that no other is running.
 
     Args:
-        recipe: What all runs have in common.
-        choices: Values to try, by dotted names: every combination, or what Optuna proposes from
+        recipe: The settings that all runs have in common.
+        choices: Values to try, by dotted names: every combination, or Optuna's proposals from
             ranges and from the results so far.
         out: Folder of the runs and their results.
-        trials: How many runs; all combinations if None.
+        trials: Number of runs; all combinations if None.
         cheaper: Divide batch and noise by this (`lighter`).
-        part: Of all combinations, the share of this process.
-        root: Where to look for data sets first.
+        part: This process's share of all combinations.
+        root: First folder to search for data sets.
         device: `auto`, `cpu`, `cuda` or `mps`.
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
             from, may name.
@@ -156,7 +157,7 @@ def tune(
 def sentence(
     trials: Sequence[Trial], recipe: Recipe, *, cheaper: int = 1, root: Path | None = None
 ) -> str:
-    """What was tried, in words, for `privacy.tuned`."""
+    """A sentence about what was tried, for `privacy.tuned`."""
     whole = dataset_of(replace(recipe.data, validation=0.0), root=root)
     share = recipe.data.validation or VALIDATION
     held = f"{share:.0%} of the training images, which they were not trained on"
@@ -187,7 +188,7 @@ def _in_words(values: Sequence[Any]) -> str:
 
 
 def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
-    """Trials that the folder holds, which must be of the same recipe; a new folder is made."""
+    """Trials in the folder, which must be of the same recipe; a new folder is made."""
     asked = {"recipe": base.to_dict(), "cheaper": cheaper}
     files.refuse_links(out)
     with alone(out, wait=True):
@@ -212,7 +213,7 @@ def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
 
 
 def _read(out: Path) -> list[Trial]:
-    """What was written down, by this process or others."""
+    """Trials that were recorded, by this process or others."""
     path = out / TRIALS
     lines = json_lines.read(path) if path.is_file() else []
     try:
@@ -225,7 +226,7 @@ def _read(out: Path) -> list[Trial]:
 
 
 def _name(settings: dict[str, Any]) -> str:
-    """Of a run's folder: it follows from its settings, so that none goes on with another's."""
+    """The name of a run's folder, derived from its settings, so that no two runs share one."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return f"trial-{digest[:8]}"
 
@@ -239,7 +240,7 @@ def _run(
     trust_code: Sequence[str],
     watch: Callable[[], AbstractContextManager[Reporter]],
 ) -> Trial:
-    """One run, from where it was left."""
+    """Run one trial, or resume it."""
     try:
         if not files.finished(where):
             with watch() as reporter:

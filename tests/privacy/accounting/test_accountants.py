@@ -179,7 +179,7 @@ def test_one_step_is_the_distribution_of_dp_accounting(setting):
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_edges(accountant):
+def test_an_empty_history_is_free_and_one_without_noise_costs_everything(accountant):
     assert epsilon([], delta=DELTA, accountant=accountant) == 0
     assert delta_for([], epsilon=1, accountant=accountant) == 0
     silent = [Step(0.1, 5.0, 10), Step(0.1, 0.0)]
@@ -195,7 +195,7 @@ def test_epsilon_and_delta_are_inverse():
     assert delta_for(steps, epsilon=epsilon(steps, delta=1e-6)) == pytest.approx(1e-6, rel=1e-6)
 
 
-def test_events():
+def test_steps_become_events_of_dp_accounting():
     gaussian = dp_accounting.GaussianDpEvent(2.0)
     sampled = dp_accounting.PoissonSampledDpEvent(0.1, gaussian)
     assert Step(1.0, 2.0).to_event() == gaussian

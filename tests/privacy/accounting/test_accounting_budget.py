@@ -274,7 +274,7 @@ def test_curve_is_monotone_tight_and_above_epsilon(accountant):
         assert true - 1e-9 <= value <= true * 1.001 + 1e-9
 
 
-def test_curve_of_very_many_counts():
+def test_a_curve_of_many_counts_is_interpolated_from_above():
     counts = list(range(1, 201))
     values = curve(4.0, counts, q=0.05, delta=DELTA)
     assert all(a <= b for a, b in pairwise(values))
@@ -387,7 +387,7 @@ def test_the_whole_data_set_may_fit():
 
 @BOTH
 @pytest.mark.parametrize("target", [1e-3, 0.05, 60.0, 400.0])
-def test_extreme_budgets(accountant, target):
+def test_noise_for_an_extreme_budget_stays_within_it(accountant, target):
     noise = noise_multiplier_for(
         epsilon=target, delta=DELTA, q=0.05, steps=50, accountant=accountant
     )

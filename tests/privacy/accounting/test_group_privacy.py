@@ -97,7 +97,7 @@ def test_full_batches_are_gaussian() -> None:
     assert found >= accountants.epsilon([Step(1.0, 1.0)], delta=DELTA) * (1 - 1e-9)
 
 
-def test_larger_groups_have_less() -> None:
+def test_epsilon_grows_with_the_size_of_the_group() -> None:
     steps = [Step(0.01, 1.0, 200)]
     found = [group_epsilon(steps, delta=DELTA, size=k) for k in (1, 2, 3, 4, 5, 8, 10)]
     assert found == sorted(found) and len(set(found)) == len(found)
@@ -126,7 +126,7 @@ def test_too_much_to_compute_is_infinite(q: float, noise: float, count: int) -> 
     assert group_epsilon([Step(q, noise, count)], delta=DELTA, size=10) == math.inf
 
 
-def test_nothing_costs_nothing() -> None:
+def test_no_steps_cost_a_group_nothing() -> None:
     assert group_epsilon([], delta=DELTA, size=5) == 0
     with pytest.raises(UserError, match="at least one"):
         group_epsilon([], delta=DELTA, size=0)

@@ -85,7 +85,9 @@ class Text(nn.Module):
 
 @pytest.mark.parametrize("padding", [0, 5, -1, None])
 @pytest.mark.parametrize("views", [1, 2])
-def test_embeddings_with_padding(padding: int | None, views: int) -> None:
+def test_gradients_of_embeddings_with_padding_are_the_references(
+    padding: int | None, views: int
+) -> None:
     torch.manual_seed(0)
     words = torch.randint(1, 1000, (8 * views, 12))
     words[1::2, 2:] = 0 if padding is None else padding % 1000
@@ -311,7 +313,7 @@ def test_frozen_statistics_of_a_backbone_are_no_mixing_until_it_trains() -> None
         engine(x, y)
 
 
-def test_a_model_that_takes_the_slow_way_says_so_once() -> None:
+def test_a_model_that_runs_one_example_at_a_time_warns_once() -> None:
     class Sums(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -375,7 +377,7 @@ class Switch(nn.Module):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("room", [1.25, 2.0])
-def test_who_comes_first_is_found_out(room: float, seed: int) -> None:
+def test_mixing_by_position_in_the_batch_is_refused(room: float, seed: int) -> None:
     """An example early in the batch takes the place of a later one, never the other way round."""
     torch.manual_seed(seed)
     model = nn.Sequential(

@@ -1,4 +1,4 @@
-"""The order of memory changes no gradient, and where a kernel's fault does, that is found."""
+"""The memory format changes no gradient, and a kernel in which it does is found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Faulty(torch.autograd.Function):
 
 
 class _Noisy(nn.Module):
-    """Random numbers in evaluation mode too, drawn in the order of memory."""
+    """Random numbers in evaluation mode too, drawn in memory order."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rand_like(x)
@@ -49,7 +49,7 @@ LIKE = torch.zeros(1, 2, 6, 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_fault_in_one_order_is_found(dtype: torch.dtype) -> None:
+def test_a_fault_in_one_memory_format_is_found(dtype: torch.dtype) -> None:
     found = memory_format.difference(_network(_Layer()).to(dtype), LIKE.to(dtype))
     assert found > 0.1
 
@@ -72,7 +72,7 @@ def test_a_fault_behind_zeros_is_found() -> None:
         nn.GroupNorm(2, 8),
     ],
 )
-def test_right_layers_may_lie_in_any_order(between: nn.Module) -> None:
+def test_right_layers_have_equal_gradients_in_both_memory_formats(between: nn.Module) -> None:
     model = _network(between)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.get_rng_state()
@@ -86,7 +86,7 @@ def test_a_model_that_does_not_run_is_left_to_others() -> None:
     assert memory_format.difference(_network(), torch.zeros(1, 5, 6, 6)) == 0
 
 
-def test_verify_says_so() -> None:
+def test_verify_warns_of_a_layer_that_is_wrong_in_channels_last() -> None:
     report = verify(_network(_Layer()), input_shape=(2, 6, 6))
     (warning,) = report.warnings
     assert "channels_last" in warning and "own" in warning
@@ -102,7 +102,7 @@ def test_smoothnets_mean_counts_zeros_around(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the fault is in a CUDA kernel")
-def test_padded_means_on_cuda() -> None:
+def test_padded_average_pooling_on_cuda_is_right_in_the_chosen_memory_format() -> None:
     model = _network(nn.AvgPool2d(3, 1, 1))
     reference = memory_format._gradients(model, LIKE, torch.contiguous_format, False)
     on = LIKE.cuda()

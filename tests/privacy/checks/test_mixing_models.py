@@ -15,7 +15,7 @@ from sfumato.privacy.verify.report import verify
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_verify_fails(name: str) -> None:
+def test_verify_fails_for_a_mixing_model(name: str) -> None:
     torch.manual_seed(2)
     model = MIXING[name]()
     report = verify(model, input_shape=SHAPE)
@@ -68,7 +68,7 @@ def test_refusal_names_layer_and_fix(layer: nn.Module, fix: str) -> None:
         PerExample(model)
 
 
-def test_sound_without_its_mixing_layer() -> None:
+def test_a_model_passes_without_its_mixing_layer() -> None:
     model = MIXING["batch mean"]()
     del model.culprit
     report = verify(model, input_shape=SHAPE, classes=CLASSES, batch=5)

@@ -300,7 +300,7 @@ def test_examples_that_are_not_finite_stop_nothing(monkeypatch: pytest.MonkeyPat
     assert engine.release().not_finite == 40
 
 
-def test_a_network_that_is_sure_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_confident_network_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that are next to nothing are mostly rounding."""
     monkeypatch.setattr(spot_check, "EVERY", 1)
     torch.manual_seed(0)

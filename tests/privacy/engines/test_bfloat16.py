@@ -12,13 +12,13 @@ from sfumato.kernels import AVAILABLE
 from sfumato.privacy.clipping import Flat
 from sfumato.privacy.engines.compiled import Compiled
 from sfumato.privacy.engines.layered import Layered
-from sfumato.privacy.engines.storage_plan import Way
+from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.numerics.precision import full_precision
 from sfumato.privacy.per_example import PerExample
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs CUDA and Triton")
 
-CASES: list[tuple[str, int, Way | None]] = [
+CASES: list[tuple[str, int, Storage | None]] = [
     ("wrn-16-4", 1, "norm-only"),
     ("wrn-16-4", 4, "materialise"),
     ("resnet9", 1, "ghost"),
@@ -45,8 +45,10 @@ def autocast_error(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return relative(mean_gradient(True), mean_gradient(False))
 
 
-@pytest.mark.parametrize(("name", "views", "way"), CASES)
-def test_error_is_that_of_autocast_and_norms_hold(name: str, views: int, way: Way | None) -> None:
+@pytest.mark.parametrize(("name", "views", "storage"), CASES)
+def test_error_is_that_of_autocast_and_norms_hold(
+    name: str, views: int, storage: Storage | None
+) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     examples, clip = 16, 0.5
@@ -55,7 +57,7 @@ def test_error_is_that_of_autocast_and_norms_hold(name: str, views: int, way: Wa
     x = x.contiguous(memory_format=torch.channels_last)
     y = torch.randint(0, 10, (examples,), device="cuda")
     engine = PerExample(model, views=views, check=False)
-    passes = Compiled(engine.objective, x, examples, torch.bfloat16, way=way)
+    passes = Compiled(engine.objective, x, examples, torch.bfloat16, storage=storage)
     rule = Flat(clip)
     with full_precision(x.device):
         reference = Layered(engine.objective).gradients(x, y)
@@ -66,7 +68,7 @@ def test_error_is_that_of_autocast_and_norms_hold(name: str, views: int, way: Wa
         weights = rule.weights(ours.squared_norms())[:, :1]
         error = relative(ours.weighted_sum(weights), wanted)
         assert error <= allowed, (error, allowed)
-    print(f"{name} K={views} {way}: {error:.4f}, autocast {allowed / 1.5:.4f}")
+    print(f"{name} K={views} {storage}: {error:.4f}, autocast {allowed / 1.5:.4f}")
     assert passes.refused is None
     for i in range(examples):
         alone = torch.zeros_like(weights)

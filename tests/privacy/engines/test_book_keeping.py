@@ -65,7 +65,7 @@ def test_norms_and_sums_are_those_of_the_reference(
 
 @pytest.mark.parametrize("views", [1, 3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_matrix_is_as_good_as_written_out(views: int, bias: bool) -> None:
+def test_a_deferred_matrix_equals_the_materialised_one(views: int, bias: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(12, 60), nn.Tanh(), nn.Linear(60, 80, bias=bias), nn.Tanh(),
@@ -79,7 +79,7 @@ def test_a_matrix_is_as_good_as_written_out(views: int, bias: bool) -> None:
         compare(model, x, y, views)
 
 
-def test_a_matrix_whose_example_is_nan_or_opposite() -> None:
+def test_a_deferred_matrix_with_nan_or_cancelling_views_has_right_norms() -> None:
     torch.manual_seed(0)
     x, d = torch.randn(6, 40), torch.randn(6, 120)
     d[1], x[1] = -d[0], x[0]
@@ -133,7 +133,7 @@ def test_views_that_cancel_stay_within_c(cancel: float) -> None:
         assert float(part.weighted_sum(weights).double().norm()) <= 1e-3 * (1 + 1e-6)
 
 
-def test_what_overflows_on_the_way_is_left_out() -> None:
+def test_an_example_that_overflows_adds_nothing_to_a_deferred_sum() -> None:
     x, d = torch.full((2, 64), 1e-41), torch.full((2, 64), 3e38)
     x[1], d[1] = 1.0, 1.0
     part = DeferredMatrix(x, d, 1)
@@ -178,7 +178,7 @@ class Again(nn.Module):
         return self.second(torch.tanh(h))
 
 
-def test_a_layer_that_runs_again_is_written_out() -> None:
+def test_gradients_of_a_layer_that_runs_twice_are_materialised() -> None:
     torch.manual_seed(0)
     model, x, y = Again(), torch.randn(3, 3, 4, 4), torch.randint(0, 5, (3,))
     engine = PerExample(model)
@@ -241,7 +241,7 @@ class Shared(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def test_what_does_not_fit_is_written_out() -> None:
+def test_gradients_are_materialised_where_deferring_does_not_pay() -> None:
     x, y = torch.randn(2, 3, 4, 4), torch.randint(0, 5, (2,))
     assert deferred(PerExample(Shared(), check=False), x, y) == 0
     plain, shape = nn.Conv2d(128, 128, 3, padding=1), torch.Size((1, 128, 4, 4))
@@ -276,7 +276,7 @@ def hidden(channels: int, small: float, last: bool) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("bits", [11.0, 12.4, 12.6, 13.0, 14.0, 20.0])
 @pytest.mark.parametrize("channels", [128, 1024])
-def test_what_is_small_beside_what_cancels_is_measured(
+def test_norms_count_small_terms_beside_cancelling_ones(
     channels: int, bits: float, last: bool
 ) -> None:
     x, d = hidden(channels, 2.0**-bits, last)

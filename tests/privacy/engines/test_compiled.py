@@ -15,7 +15,7 @@ from sfumato.privacy import Flat, GaussianNoise, PoissonSampler
 from sfumato.privacy.engines import compiled
 from sfumato.privacy.engines.compiled import Compiled, NotCompiled
 from sfumato.privacy.engines.layered import Layered
-from sfumato.privacy.engines.storage_plan import Way
+from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.per_example import PerExample
 
@@ -33,29 +33,29 @@ CASES = [
     ("wrn-10-1", {}, 8, 1, "norm-only"),
     ("wrn-10-1", {}, 8, 2, "ghost"),
     *(
-        pytest.param(name, {}, 8, views, way, marks=pytest.mark.slow)
+        pytest.param(name, {}, 8, views, storage, marks=pytest.mark.slow)
         for name in ("scale-resnet9", "resnet20", "wrn-10-1", "eq-resnet9-c4", "smoothnet")
         for views in (1, 2)
-        for way in (None, "materialise", "norm-only", "ghost")
+        for storage in (None, "materialise", "norm-only", "ghost")
     ),
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "size", "views", "way"), CASES)
+@pytest.mark.parametrize(("name", "options", "size", "views", "storage"), CASES)
 def test_norms_and_sums_are_those_of_the_layered_pass(
-    name: str, options: dict[str, object], size: int, views: int, way: Way | None
+    name: str, options: dict[str, object], size: int, views: int, storage: Storage | None
 ) -> None:
     torch.manual_seed(0)
     model = models.create(name, classes=5, channels=2, size=size, **options).double()
     engine = PerExample(model, views=views, check=False)
     x, y = torch.randn(3 * views, 2, size, size).double(), torch.randint(0, 5, (3,))
-    ours = Compiled(engine.objective, x, 3, torch.float64, way=way).gradients(x, y)
+    ours = Compiled(engine.objective, x, 3, torch.float64, storage=storage).gradients(x, y)
     reference = Layered(engine.objective).gradients(x, y)
     norms, wanted = ours.squared_norms(), reference.squared_norms()
     assert ours.names == reference.names
     assert bool((norms >= wanted * (1 + 1e-4) - 1e-9).all())
     # Ghost norms of standardised filters keep the small part along the filter.
-    rtol, atol = (0.3, 1e-3 * float(wanted.max())) if way == "ghost" else (1e-3, 1e-7)
+    rtol, atol = (0.3, 1e-3 * float(wanted.max())) if storage == "ghost" else (1e-3, 1e-7)
     torch.testing.assert_close(norms, wanted, rtol=rtol, atol=atol)
     weights = torch.rand(3, len(ours.names)).double()
     weights[1] = 0
@@ -100,7 +100,7 @@ class Bare(nn.Module):
         return self.head(x * self.scale)
 
 
-def test_what_has_no_rule_is_left_to_the_other_paths() -> None:
+def test_layers_without_a_rule_are_not_compiled() -> None:
     with pytest.raises(NotCompiled):
         Compiled(PerExample(Bare(), check=False).objective, torch.randn(2, 4), 2, torch.float32)
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
@@ -199,7 +199,7 @@ def test_gradients_of_the_wrong_example_are_found(
     assert not taken and "for one example by" in reason
 
 
-def test_what_narrow_numbers_do_to_one_example_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_of_one_example_in_bfloat16_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As networks that are sure of an example do: its gradient is off, its norm with it."""
     norms, sums = compiled.Fused.squared_norms, compiled.Fused.weighted_sum
     off = torch.tensor([[1.0], [1.0], [1.06]]).double()
@@ -215,9 +215,9 @@ def test_one_process_may_train_more_models_than_the_compiler_likes() -> None:
         model = nn.Sequential(nn.Conv2d(2, filters, 3), nn.Flatten(), nn.Linear(filters * 4, 3))
         engine = PerExample(model, check=False)
         x, y = torch.randn(filters, 2, 4, 4), torch.randint(0, 3, (filters,))
-        ours = Compiled(engine.objective, x, filters, torch.float32, way="materialise").gradients(
-            x, y
-        )
+        ours = Compiled(
+            engine.objective, x, filters, torch.float32, storage="materialise"
+        ).gradients(x, y)
         wanted = Layered(engine.objective).gradients(x, y)
         torch.testing.assert_close(ours.losses, wanted.losses)
         weights = torch.rand(filters, 1)

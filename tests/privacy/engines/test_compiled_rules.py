@@ -16,7 +16,7 @@ from sfumato.privacy.engines.compiled_rules import group_norm, mish
 from sfumato.privacy.engines.layer_rules import Own
 from sfumato.privacy.engines.layer_rules import group_norm as layered
 from sfumato.privacy.engines.layered import Layered
-from sfumato.privacy.engines.storage_plan import Way
+from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.engines.stored_gradients import Matrix
 from sfumato.privacy.per_example import PerExample
 
@@ -85,12 +85,12 @@ def test_mish_is_replaced_in_the_compiled_pass() -> None:
 
 
 @pytest.mark.parametrize("views", [1, 3])
-def test_large_matrices_keep_the_gradients_of_their_outputs(views: int) -> None:
+def test_large_matrices_store_output_gradients(views: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 192), nn.Tanh(), nn.Linear(192, 3)).double()
     engine = PerExample(model, views=views, check=False)
     x, y = torch.randn(4 * views, 3, 8, 8).double(), torch.randint(0, 3, (4,))
-    passes = Compiled(engine.objective, x, 4, torch.float64, way="ghost")
+    passes = Compiled(engine.objective, x, 4, torch.float64, storage="ghost")
     kept = [slot for slot in passes.taps.slots if isinstance(slot, Matrix)]
     assert [tuple(slot.value.shape) for slot in kept] == [(192, 192)]
     x[views : 2 * views] = float("nan")
@@ -136,8 +136,8 @@ def test_norms_of_standardised_filters_follow_from_three_numbers(form: str, gain
     assert bool((bound >= bare * (1 - 1e-12)).all())
 
 
-@pytest.mark.parametrize("way", ["materialise", "norm-only", "ghost"])
-def test_odd_channels_are_filled_up_in_half_precision(way: Way) -> None:
+@pytest.mark.parametrize("storage", ["materialise", "norm-only", "ghost"])
+def test_odd_channels_are_filled_up_in_half_precision(storage: Storage) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 19, 3, padding=1), nn.Tanh(), nn.Conv2d(19, 21, 3, stride=2), nn.Tanh(),
@@ -147,7 +147,7 @@ def test_odd_channels_are_filled_up_in_half_precision(way: Way) -> None:
     x = torch.randn(6, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     y = torch.randint(0, 4, (3,))
     reference = Layered(engine.objective).gradients(x, y)
-    ours = Compiled(engine.objective, x, 3, torch.bfloat16, way=way).gradients(x, y)
+    ours = Compiled(engine.objective, x, 3, torch.bfloat16, storage=storage).gradients(x, y)
     wanted = reference.squared_norms()
     torch.testing.assert_close(ours.squared_norms(), wanted, rtol=0.1, atol=1e-3)
     every = torch.ones(3, 1)

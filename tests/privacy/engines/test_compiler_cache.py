@@ -42,7 +42,7 @@ def gradient(factor: float) -> Tensor:
     return found
 
 
-def test_gradients_of_our_own_are_kept_by_their_code(
+def test_the_compiler_caches_custom_gradients_by_their_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

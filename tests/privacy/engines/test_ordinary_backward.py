@@ -30,7 +30,7 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("views", [1, 3])
-def test_it_is_the_sum_of_the_gradients_of_single_examples(views: int) -> None:
+def test_the_sum_equals_that_of_per_example_gradients(views: int) -> None:
     model = network()
     private = mechanism(model, views)
     x, y = torch.randn(5 * views, 2, 5, 5), torch.randint(0, 3, (5,))

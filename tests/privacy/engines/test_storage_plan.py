@@ -49,13 +49,13 @@ def test_a_small_excess_costs_a_small_layer() -> None:
 
 def test_costs_grow_with_the_work() -> None:
     one = layer("a", 128, 256)
-    for way in ("materialise", "norm-only"):
-        assert one.seconds(way, 64) < one.seconds(way, 128)
-        assert one.bytes(way, 64) * 2 == one.bytes(way, 128)
+    for storage in ("materialise", "norm-only"):
+        assert one.seconds(storage, 64) < one.seconds(storage, 128)
+        assert one.bytes(storage, 64) * 2 == one.bytes(storage, 128)
     assert one.entries == 128 * 128 * 9 and one.length == 256
 
 
-def test_large_matrices_are_kept_by_their_outputs() -> None:
+def test_output_gradients_are_stored_for_large_matrices() -> None:
     assert by_outputs(2048, 256, 1)
     assert not by_outputs(256, 10, 1)
     assert not by_outputs(2048, 256, 64)
@@ -86,7 +86,7 @@ def test_room_is_a_share_of_what_the_backward_pass_keeps() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_rows_count_wherever_they_lie() -> None:
+def test_room_counts_rows_in_any_dimension() -> None:
     class Turned(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.flatten(1).T.tanh().reshape(-1, 1)

@@ -133,7 +133,7 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("on_layer", [False, True])
 @pytest.mark.parametrize("place", PLACES)
-def test_state_is_seen_and_put_back(place: str, on_layer: bool) -> None:
+def test_state_is_compared_and_restored(place: str, on_layer: bool) -> None:
     make, write = PLACES[place]
     held = make()
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -220,7 +220,7 @@ def test_a_loss_that_begins_to_keep_is_stopped(kind: str) -> None:
     assert learns.mean == 0, "a check leaves no trace"
 
 
-def test_a_loss_and_a_model_with_attributes_of_one_name() -> None:
+def test_attributes_of_one_name_in_model_and_loss_are_both_compared() -> None:
     model, loss = nn.Linear(2, 2), nn.Linear(2, 2)
     before = Snapshot(model, loss)
     with torch.no_grad():
@@ -248,7 +248,7 @@ def test_a_name_like_a_path_hides_nothing() -> None:
         (torch.Generator().manual_seed(1), lambda g: float(torch.rand((), generator=g))),
     ],
 )
-def test_own_generators_are_put_back(generator: Any, draw: Callable[[Any], float]) -> None:
+def test_generators_of_a_model_are_restored(generator: Any, draw: Callable[[Any], float]) -> None:
     model = nn.Linear(2, 2)
     model.generator = generator
     before = Snapshot(model)

@@ -35,7 +35,7 @@ def test_same_key_same_numbers() -> None:
         lambda: numbers(Randomness.fresh()),
     ],
 )
-def test_anything_else_other_numbers(other) -> None:
+def test_another_seed_step_or_purpose_gives_other_numbers(other) -> None:
     first, second = numbers(Randomness.from_seed(3)), other()
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.15
     assert not torch.equal(first, second)

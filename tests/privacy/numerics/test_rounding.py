@@ -124,7 +124,9 @@ def test_autocast_gradients_are_near_the_full_ones(cnn: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_models_of_other_precision(cnn: nn.Module, dtype: torch.dtype) -> None:
+def test_clipping_holds_and_gradients_keep_the_models_precision(
+    cnn: nn.Module, dtype: torch.dtype
+) -> None:
     mechanism = private(cnn.to(dtype), 0.01)
     assert all(0.0099 < added(mechanism, X.to(dtype), Y, j) <= 0.01 for j in range(6))
     mechanism.accumulate(X.to(dtype), Y)
@@ -132,7 +134,7 @@ def test_models_of_other_precision(cnn: nn.Module, dtype: torch.dtype) -> None:
     assert all(p.grad is not None and p.grad.dtype == dtype for p in cnn.parameters())
 
 
-def test_full_precision_puts_everything_back() -> None:
+def test_full_precision_restores_all_settings() -> None:
     a, b = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
     torch.set_float32_matmul_precision("medium")
     try:
@@ -167,7 +169,7 @@ def test_zero_weights_silence_anything(bad: float) -> None:
     assert g.tensors[0] is not None and not g.tensors[0].isfinite().all()
 
 
-def test_zero_weight_of_one_parameter_only() -> None:
+def test_a_zero_weight_silences_one_parameter_alone() -> None:
     """Rules per layer give an example different weights: a zero there silences that layer alone."""
     a, b = torch.ones(2, 3), torch.ones(2, 3)
     a[0] = float("nan")

@@ -70,7 +70,7 @@ def test_model_is_left_as_it_was() -> None:
     assert all(p.grad is None and p.dtype == torch.float32 for p in net.parameters())
 
 
-def test_model_that_only_runs_in_float32() -> None:
+def test_a_model_that_only_runs_in_float32_is_verified() -> None:
     class Single(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -92,7 +92,7 @@ def test_model_that_only_runs_in_float32() -> None:
     assert any("does not run in float64" in check.name for check in report.checks)
 
 
-def test_float64_model_and_given_inputs() -> None:
+def test_a_float64_model_is_verified_on_given_inputs() -> None:
     x, y = torch.zeros(2, *SHAPE, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     report = verify(small().double(), x=x, y=y, batch=4)
     assert report.passed
@@ -109,7 +109,7 @@ def test_float64_model_and_given_inputs() -> None:
         ({"input_shape": SHAPE, "x": torch.zeros(1, *SHAPE)}, "either the shape"),
     ],
 )
-def test_mistakes(changes: dict, words: str) -> None:
+def test_impossible_arguments_of_verify_are_refused(changes: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         verify(small(), **changes)
 

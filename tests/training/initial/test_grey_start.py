@@ -60,7 +60,7 @@ def chosen(scans: Path, **changes: object) -> Recipe:
     )  # fmt: skip
 
 
-def test_they_are_shown_in_three_equal_channels(scans: Path, tmp_path: Path) -> None:
+def test_grey_images_are_trained_in_three_equal_channels(scans: Path, tmp_path: Path) -> None:
     watching = Listening()
     train(chosen(scans), out=tmp_path / "run", device="cpu", reporter=watching)
     assert any("three equal channels" in words for words in watching.said)
@@ -71,7 +71,7 @@ def test_they_are_shown_in_three_equal_channels(scans: Path, tmp_path: Path) -> 
     assert (described.channels, described.mean) == (3, (0.5, 0.5, 0.5))
 
 
-def test_nobody_is_overruled(scans: Path, tmp_path: Path) -> None:
+def test_a_stated_number_of_channels_is_not_overruled(scans: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not match this run's model"):
         train(chosen(scans, **{"data.channels": 1}), out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

@@ -171,7 +171,7 @@ def test_private_training_goes_on_from_it_and_spends_nothing_for_it(tmp_path: Pa
         ({"optimizer.lr": 1e30}, "diverged"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_settings_that_do_not_apply_are_refused(
     tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):

@@ -95,7 +95,7 @@ def test_frozen_parameters_do_not_move_by_a_bit(place: Path, tmp_path: Path) -> 
     assert not torch.equal(untrained["head.weight"], after["head.weight"])
 
 
-def test_everything_moves_without_freezing(place: Path, tmp_path: Path) -> None:
+def test_all_parameters_are_trained_without_freezing(place: Path, tmp_path: Path) -> None:
     train(head_only(place, **{"start.train": []}), out=tmp_path / "r", device="cpu")
     before, after = weights(place / "public"), weights(tmp_path / "r")
     assert not any(torch.equal(before[name], after[name]) for name in before)
@@ -114,7 +114,7 @@ def test_the_head_is_drawn_by_the_run_and_the_rest_taken_over(place: Path) -> No
     assert all(torch.equal(whole[name], donor[name]) for name in donor)
 
 
-def test_what_begins_at_zero(place: Path, tmp_path: Path) -> None:
+def test_parameters_named_in_zero_begin_at_zero(place: Path, tmp_path: Path) -> None:
     zero = {"start.train": [], "start.zero": ["head"]}
     model = dict(built(head_only(place, **zero)).named_parameters())
     donor = weights(place / "public")
@@ -190,7 +190,7 @@ def test_transferred_layers_see_images_normalised_as_before(place: Path, tmp_pat
         ("conv[2]*", {"conv2.weight", "conv2.bias"}),
     ],
 )
-def test_patterns(pattern: str, expected: set[str]) -> None:
+def test_patterns_match_parameters_and_layers(pattern: str, expected: set[str]) -> None:
     model = models.create("tanh-cnn", classes=3, channels=1, size=8)
     names = [name for name, _ in model.named_parameters()]
     assert parameters.chosen([pattern], names, setting="start.train") == expected
@@ -322,7 +322,7 @@ def test_other_private_images_are_stated_and_not_counted(place: Path, tmp_path: 
     assert donor.origin.before == accountants.merge([*own, *history(place / "noisy")])
 
 
-def test_no_name_is_lost_on_the_way(place: Path, tmp_path: Path) -> None:
+def test_names_of_data_survive_a_chain_of_starts(place: Path, tmp_path: Path) -> None:
     """Noise on 'scans', then twice on 'open', the second time counting all: then 'scans' again."""
     fixed = {"privacy.noise_multiplier": DONOR_NOISE, "privacy.epsilon": 90.0}
     apart = {"start.source": str(place / "noisy"), "start.same_data": False} | fixed
@@ -439,7 +439,7 @@ def test_images_are_known_again_wherever_the_command_is_run(
     refused(recipe(place, "", few | apart), "start.same_data = false, but", "rename its folder")
 
 
-def test_drawn_images_are_nobodys(place: Path, tmp_path: Path) -> None:
+def test_drawn_images_are_never_the_runs_own(place: Path, tmp_path: Path) -> None:
     drawn = {"start.source": "dead-leaves", "model.name": "eq-resnet9-d4", "model.options": {}}
     chosen = recipe(place, "scans", {}).replace({**drawn, "start.same_data": True})
     refused(chosen, "drawn images alone", "leave start.same_data out")
@@ -547,7 +547,7 @@ def test_a_start_with_more_layers_is_another_network(place: Path) -> None:
         parameters.matching(nn.Sequential(parts), donor, Start(), classes=10)
 
 
-def test_weights_that_do_not_say_what_they_saw(place: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_state_their_data_are_refused(place: Path, tmp_path: Path) -> None:
     old = load(place / "noisy")
     d = old.description
     for guarantee, words in (
@@ -662,7 +662,9 @@ def hundred() -> Dataset:
     ("choice", "kept", "groups"),
     [("min-rand-10", 10, 10), ("half-rand-50", 50, 10), ("max-100", 100, 100), ("rand-6/3", 6, 3)],
 )
-def test_the_variants_of_the_paper(hundred: Dataset, choice: str, kept: int, groups: int) -> None:
+def test_subsets_have_the_papers_classes_and_groups(
+    hundred: Dataset, choice: str, kept: int, groups: int
+) -> None:
     cut = subset(hundred, choice, seed=3)
     assert len(cut.classes) == groups
     assert (len(cut.train), len(cut.test)) == (7 * kept, 2 * kept)
@@ -690,7 +692,7 @@ def test_the_variants_of_the_paper(hundred: Dataset, choice: str, kept: int, gro
         ("rand-x", "rand-N"),
     ],
 )
-def test_impossible_subsets(hundred: Dataset, choice: str, words: str) -> None:
+def test_impossible_subsets_are_refused(hundred: Dataset, choice: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         subset(hundred, choice)
 

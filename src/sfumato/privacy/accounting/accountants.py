@@ -1,4 +1,4 @@
-"""Accounting: what a history of noisy steps costs in (epsilon, delta).
+"""Accounting: the cost of a history of noisy steps in (epsilon, delta).
 
 Mechanisms are data. A history is a sequence of `Step`s, each a run of equal Poisson-subsampled
 Gaussian releases, and every number here comes from Google's `dp_accounting` applied to them.
@@ -57,7 +57,7 @@ HOPELESS = 1000.0
 """The epsilon from which on `pld` returns the `rdp` bound: there is no privacy left to measure."""
 
 SMALLEST_DELTA = 1e-12
-"""Below this, rounding errors of floating point drown the probabilities."""
+"""Below this, floating-point rounding errors exceed the probabilities."""
 
 _NO_NOISE = 1e-4
 """A noise multiplier below this counts as none, at an epsilon above ten million."""
@@ -76,7 +76,7 @@ class Step:
     Attributes:
         q: Sampling probability of each example, in (0, 1].
         noise_multiplier: Standard deviation of the noise over the sensitivity, at least 0.
-        count: How many times the step is taken, at least 1.
+        count: Number of times that the step is taken, at least 1.
     """
 
     q: float
@@ -223,8 +223,8 @@ def _rdp(q: float, noise_multiplier: float, orders: tuple[float, ...]) -> Any:
         accountant = rdp_privacy_accountant.RdpAccountant(orders)
         accountant.compose(Step(q, noise_multiplier).to_event())
     divergences = np.asarray(accountant._rdp, dtype=float)
-    # With enormous noise rounding errors can make a divergence negative, which would read as free
-    # of charge. Sampling never increases it, so the value without sampling is a safe stand-in.
+    # With enormous noise, rounding errors can make a divergence negative, which would count as no
+    # cost. Sampling never increases it, so the value without sampling is a safe replacement.
     unsampled = np.asarray(orders) / (2 * noise_multiplier**2)
     return np.where(divergences < 0, unsampled, divergences)
 
@@ -235,7 +235,7 @@ def compose_pld(history: tuple[Step, ...], points: int, *, group: int = 1) -> An
     Args:
         history: The steps.
         points: Most grid points of one step's loss.
-        group: How many examples are added or removed together.
+        group: Number of examples that are added or removed together.
     """
     width = interval(history, points, group=group)
     total = None
@@ -285,7 +285,7 @@ def _parts(history: tuple[Step, ...]) -> list[tuple[float, float, int]]:
 
 @contextmanager
 def _silent_about_excluded_orders() -> Iterator[None]:
-    """Hide absl's warnings of orders that did not converge: they are left out, which is safe."""
+    """Hide absl's warnings about orders that did not converge: they are excluded, which is safe."""
 
     def other(record: logging.LogRecord) -> bool:
         return "failed to converge" not in record.getMessage()

@@ -1,14 +1,14 @@
 """The noise, the steps or the batch that a privacy budget allows.
 
-Each question asks for the last integer (steps, examples per batch, noise in units of its last
+Each function searches for the last integer (steps, examples per batch, noise in units of its last
 digit) whose epsilon, together with that of earlier steps on the same images, stays within the
-target. As in dp_accounting's `calibrate_dp_mechanism`, a question is a function from the integer to
-privacy events, a bracket and a tolerance. Cheap upper bounds of epsilon find the place, RDP first;
-the accountant itself then confirms that the answer fits and that its neighbour does not.
+target. As in dp_accounting's `calibrate_dp_mechanism`, a search has a function from the integer to
+privacy events, a bracket and a tolerance. Cheap upper bounds of epsilon narrow the bracket, RDP
+first; the accountant itself then confirms that the answer fits and that its neighbour does not.
 
 *Guarantee:* `accountants.epsilon` of the earlier steps followed by every answer is at most the
-target, with the same accountant. Composition is adaptive: the steps may depend on all that the
-earlier ones released.
+target, with the same accountant. Composition is adaptive: the steps may depend on everything that
+the earlier ones released.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ TOLERANCE = 1e-3
 """The part of epsilon that a rough search, or one for a noise schedule, may leave unspent."""
 
 CURVE_POINTS, CURVE_POINTS_AFTER = 64, 16
-"""Most step counts that `curve` computes: on their own, and after earlier steps."""
+"""Most step counts that `curve` computes: without and with earlier steps."""
 
 _LARGEST = 1024
-"""At how many times the noise of a run on its own what is left counts as too little to train."""
+"""The largest ratio of the noise after earlier steps to that without them that allows training."""
 
 _POWER = -0.85
 """About d log noise / d log epsilon."""
@@ -60,7 +60,7 @@ def noise_multiplier_for(
         epsilon: The budget.
         delta: As in (epsilon, delta).
         q: The sampling probability.
-        steps: How many.
+        steps: The number of steps.
         before: Earlier steps on the same images, which count in the budget.
         schedule: Noise multipliers over the steps, relative to each other. The answer is then the
             factor to scale them by, and spends the budget to a thousandth or four digits.
@@ -118,9 +118,9 @@ def steps_for(
         epsilon: The budget.
         delta: As in (epsilon, delta).
         q: The sampling probability.
-        noise_multiplier: That of every step, or of one after the other.
+        noise_multiplier: The noise multiplier of every step, or a schedule of them.
         before: Earlier steps on the same images, which count in the budget.
-        most: More steps than these are not wanted; those of the schedule, if there is one.
+        most: The largest number of steps wanted; that of the schedule, if there is one.
         accountant: `pld` or `rdp`.
 
     Raises:
@@ -226,7 +226,7 @@ def curve(
 
 @dataclass(frozen=True)
 class _Budget:
-    """A target epsilon at a delta, by an accountant, of which earlier steps have spent some."""
+    """A target epsilon at a delta, by an accountant, part of which earlier steps have spent."""
 
     epsilon: float
     delta: float
@@ -267,7 +267,7 @@ class _Budget:
             )
 
     def excess(self, steps: Sequence[Step]) -> float | None:
-        """What is spent if that is more than the budget, without precision where none is needed."""
+        """Epsilon spent if that exceeds the budget, else None; no more precise than needed."""
         if any(bound(steps) <= self.epsilon for bound in self.bounds()):
             return None
         spent = self.spent(steps)

@@ -15,18 +15,18 @@ from sfumato.privacy.accounting.accountants import Step, merge
 
 @dataclass(frozen=True)
 class Exposure:
-    """A data set that weights depend on, and what stands between the two.
+    """A data set that weights depend on, and the protection of its images.
 
     Attributes:
         data: Its name.
         public: Whether a user declared that it is public.
         steps: Noisy steps taken on it; empty if it was used without noise.
-        epsilon: What these cost, by accountant, as the run that took them reported it.
+        epsilon: Epsilon of these steps, by accountant, as the run that took them reported it.
         delta: As in (epsilon, delta).
         seeded: Whether that noise follows from a stated seed.
-        drawn: Whether a program drew the images at random, so that nobody is in them.
+        drawn: Whether a program drew the images at random, so that they show nobody.
         also: Other names that these images, or some of the steps' images, were known by.
-        looked: What was decided by looking at some of them without noise, in sentences.
+        looked: Decisions made by looking at some of them without noise, in sentences.
     """
 
     data: str
@@ -41,7 +41,7 @@ class Exposure:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names."""
+        """The name of the data set and all its other names."""
         return (self.data, *self.also)
 
     @property
@@ -70,7 +70,7 @@ class Exposure:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Exposure:
-        """Back from plain values."""
+        """Read `to_dict` back."""
         return cls(
             data=str(content["data"]),
             public=content["public"] is True,
@@ -90,5 +90,5 @@ def steps_to_list(steps: Sequence[Step]) -> list[list[float]]:
 
 
 def steps_from_list(content: Sequence[Sequence[float]]) -> tuple[Step, ...]:
-    """Back from `steps_to_list`."""
+    """Read `steps_to_list` back."""
     return tuple(Step(float(q), float(sigma), int(count)) for q, sigma, count in content)

@@ -1,10 +1,11 @@
-"""Group privacy: what a history of noisy steps costs people who have several examples in the data.
+"""Group privacy: the cost of noisy steps for people who have several examples in the data.
 
 A step draws each of a group's k examples with probability q, so the number drawn is binomial, and
-each of them moves the released sum by at most one unit. In the worst case they all move it the same
-way, and the step is a mixture of Gaussians whose means are the numbers drawn (Choquette-Choo et
-al., 2024, corollary 4.7). Steps compose as for one example. The result is usually more than k times
-the epsilon of one: a group is drawn k times as often and moves the sum by up to k times as much.
+each of them moves the released sum by at most one unit. In the worst case they all move it in the
+same direction, and the step is a mixture of Gaussians whose means are the numbers drawn
+(Choquette-Choo et al., 2024, corollary 4.7). Steps compose as for one example. The result is
+usually more than k times the epsilon of one: a group is drawn k times as often and moves the sum by
+up to k times as much.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sfumato.privacy.accounting import accountants, loss_distribution
 from sfumato.privacy.accounting.accountants import Step
 
 SIZES = (2, 3, 5, 10)
-"""The groups that a statement tells of."""
+"""The sizes of groups that a statement reports."""
 
 MOST = 100.0
 """An epsilon above this is not computed: it promises nothing."""
@@ -29,7 +30,7 @@ _POINTS = 20_000
 """Most grid points of one step's privacy loss."""
 
 _MANY = 16
-"""Different noise levels that are composed as they are; of more, neighbours count as one."""
+"""Noise levels that are composed as they are; more are merged with their neighbours."""
 
 
 def group_epsilon(steps: Sequence[Step], *, delta: float, size: int) -> float:
@@ -38,7 +39,7 @@ def group_epsilon(steps: Sequence[Step], *, delta: float, size: int) -> float:
     Args:
         steps: The history.
         delta: As in (epsilon, delta).
-        size: How many examples of the data belong together, such as the images of one person.
+        size: Number of examples that belong together, such as the images of one person.
 
     *Guarantee:* an upper bound under the relation that adds or removes all examples of a group.
     """
@@ -58,7 +59,7 @@ def _group_epsilon(history: tuple[Step, ...], delta: float, size: int) -> float:
     if not _rough(history, size) < 2 * MOST:
         return math.inf
     total = accountants.compose_pld(history, _POINTS, group=size)
-    with np.errstate(over="ignore"):  # An epsilon beyond all numbers is infinite.
+    with np.errstate(over="ignore"):  # An epsilon that overflows is infinite.
         found = total.get_epsilon_for_delta(delta)
     return float(found) if found <= MOST else math.inf
 
@@ -78,7 +79,7 @@ def _fewer(history: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def _rough(history: tuple[Step, ...], size: int) -> float:
-    """About the mean privacy loss of a group: no upper bound, and of use for magnitudes only."""
+    """An estimate of the mean privacy loss of a group: not an upper bound, for magnitudes only."""
     return sum(
         s.count * loss_distribution.mean_loss(s.q, s.noise_multiplier, size) for s in history
     )

@@ -26,7 +26,7 @@ ADD, REMOVE = AdjacencyType.ADD, AdjacencyType.REMOVE
 
 USUAL_WIDTH = 1e-4
 FINEST_WIDTH = USUAL_WIDTH / 1024
-"""Below this, rounding errors of floating point outweigh those of the grid."""
+"""Below this, floating-point rounding errors exceed those of the grid."""
 
 _TAIL = 9.8
 """Standard deviations at which dp_accounting truncates the Gaussian (mass e⁻⁵⁰)."""
@@ -38,15 +38,15 @@ def one_step(
     """The distribution of one step when a group of examples is removed, and when one is added.
 
     The same as `dp_accounting`'s `from_gaussian_mechanism`, and for several examples
-    `from_mixture_gaussian_mechanism`, which take the grid points one by one in Python; here they
-    are taken at once.
+    `from_mixture_gaussian_mechanism`, which loop over the grid points in Python; here they are
+    vectorised.
 
     Args:
         q: Sampling probability of each example.
         noise_multiplier: Standard deviation of the noise over the sensitivity of one example.
-        width: Of the grid.
-        group: How many examples are removed or added together. The number of them that a step draws
-            is binomial, and those drawn move the sum by at most as many units.
+        width: Spacing of the grid.
+        group: Number of examples that are removed or added together. The number of them that a step
+            draws is binomial, and those drawn move the sum by at most as many units.
 
     *Guarantee:* the "connect the dots" discretisation dominates the true distribution, so whatever
     is composed from it is an upper bound. The relation is add-or-remove one group of examples.

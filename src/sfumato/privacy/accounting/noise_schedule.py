@@ -21,7 +21,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import Step, merge
 
 PIECES = 12
-"""Different noise levels of a run: composing each costs a tenth of a second or two."""
+"""Most noise levels of a run: composing each takes a tenth of a second or two."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NoiseSchedule:
 
     @property
     def steps(self) -> int:
-        """Steps in all."""
+        """The total number of steps."""
         return self.ends[-1]
 
     def at(self, step: int) -> float:
@@ -56,7 +56,7 @@ class NoiseSchedule:
         return merge(found)
 
     def scaled(self, factor: float) -> NoiseSchedule:
-        """The same course at another height, rounded up to six significant digits."""
+        """The schedule times a factor, rounded up to six significant digits."""
         return NoiseSchedule(self.ends, tuple(_rounded_up(factor * m) for m in self.multipliers))
 
 
@@ -64,9 +64,9 @@ def decaying(steps: int, ratio: float, *, pieces: int = PIECES) -> NoiseSchedule
     """`ratio^(−t/T)` in pieces of equal length, each with its value in the middle.
 
     Args:
-        steps: T.
+        steps: T, the total number of steps.
         ratio: The noise at the start over that at the end; below 1 the noise grows.
-        pieces: How many different levels, at most.
+        pieces: The largest number of different levels.
     """
     if not 0.01 <= ratio <= 100:
         raise UserError(f"The noise may change by a factor of 0.01 to 100 in a run, not {ratio:g}.")

@@ -35,7 +35,7 @@ class Search:
     tolerance: float = 0.0
 
     def run(self, events: Events, start: int) -> tuple[int, float]:
-        """The answer, beginning at `start`, and the power that was found there."""
+        """The answer of a search that begins at `start`, and the power that was found there."""
         good, bad, n, tries = (self.fits, 0.0), (self.exceeds, math.inf), start, 0
         while abs(good[0] - bad[0]) > 1:
             low, high = sorted((good[0], bad[0]))
@@ -59,7 +59,7 @@ class Search:
             return round(good[0] * math.pow(aim / good[1], power))
         up = (good[0] < bad[0]) == (good[1] > 0 or n == good[0])
         n, spent = good if good[1] > 0 or n == good[0] else bad
-        # Near the cost of the earlier steps alone a power law would only creep along.
+        # Near the cost of the earlier steps alone a power law would converge slowly.
         usable = 1e-9 * aim < spent < math.inf and tries < 8
         factor = math.pow(aim / spent, self.power) if usable else math.inf if up else 0.0
         beyond = 1 if self.tolerance else 0
@@ -69,7 +69,7 @@ class Search:
 
 
 def _power(good: tuple[int, float], bad: tuple[int, float]) -> float | None:
-    """d log n / d log epsilon between two places with epsilons above 0 and below infinity."""
+    """d log n / d log epsilon between two integers with epsilons above 0 and below infinity."""
     if not (good[1] > 0 and bad[1] < math.inf):
         return None
     return math.log(bad[0] / good[0]) / math.log(bad[1] / good[1])

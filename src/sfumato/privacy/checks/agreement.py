@@ -1,4 +1,4 @@
-"""How far per-example gradients are from those of the reference, and how far they may be."""
+"""Distance of per-example gradients from those of the reference, and the tolerance for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from sfumato.privacy.engines.results import Gradients
 def tolerance(dtype: torch.dtype, *, confirmed: bool = False) -> float:
     """Relative error of a gradient that rounding alone may cause.
 
-    In float32 a few activations on the other side of a kink are enough for a per cent. In float64
-    hardly any are, so what agreed there (`confirmed`) is only to be right by and large here.
+    In float32, a few activations on the other side of a kink are enough for one per cent. In
+    float64 there are hardly any, so gradients that agreed there (`confirmed`) need only agree
+    roughly here.
     """
     if dtype == torch.float64:
         return 1e-7
@@ -54,7 +55,7 @@ def errors(ours: Gradients, reference: Gradients) -> dict[str, float]:
 
 
 def bookkeeping_error(ours: Gradients, reference: Gradients) -> float:
-    """How far norms and a weighted sum are off, which parts that are not written out have apart."""
+    """Relative error of norms and of a weighted sum, which deferred gradients define."""
     if all(part is None or isinstance(part, Tensor) for part in ours.parts):
         return 0.0
     a, b = (g.squared_norms().sum(1).sqrt() for g in (ours, reference))

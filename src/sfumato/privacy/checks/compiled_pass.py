@@ -1,4 +1,4 @@
-"""The check of the compiled pass: it is tried on random inputs before it is used."""
+"""The check of the compiled pass on random inputs, before it is used."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from sfumato.privacy.numerics.model_state import undisturbed
 from sfumato.privacy.numerics.precision import any_algorithm
 
 _TOO_MUCH = 1 + 1e-4
-"""Norms are rounded up by more than what is added is rounded off."""
+"""Allowed excess of an example's contribution over its norm: norms are rounded up by more."""
 
 _TOO_LITTLE = 1.3
-"""Ghost norms of standardised filters are too long by a small part."""
+"""Allowed excess of norms: ghost norms of standardised filters are slightly too large."""
 
 
 def compiled_pass(layered: Layered, x: Tensor, y: Tensor, precision: torch.dtype) -> Compiled | str:
     """The compiled pass for batches like this one, or the reason why it does not fit the model.
 
     It is compared, on random inputs, with the layered pass that was compared with the reference:
-    in float32 up to rounding, in a narrower precision up to what autocast costs there. What an
-    example adds must not be longer than its norm says. An example that turns into NaN must not
-    move the norm or the loss of any other. Parameters that are zero have other values meanwhile:
-    behind them there would be nothing to compare.
+    in float32 up to rounding, in a narrower precision up to the error of autocast. An example's
+    contribution must not exceed its norm. An example that turns into NaN must not move the norm or
+    the loss of any other. Parameters that are zero have other values meanwhile: they would hide
+    everything behind them.
     """
     objective = layered.objective
     try:
@@ -44,9 +44,10 @@ def compiled_pass(layered: Layered, x: Tensor, y: Tensor, precision: torch.dtype
                 if is_random(objective.model, draws.x(3)):
                     raise NotCompiled("the model draws random numbers")
             _compare(compiled, layered, draws.x(x.shape[0]), draws.y(y.shape[0]), precision)
-        compiled.forget()  # The zeros are back.
+        compiled.forget()  # The zeros are restored.
         if x.is_cuda:
-            # What stays is allocated from here on, and must not lie among what was only compared.
+            # Long-lived tensors are allocated from here on, and must not lie between temporary
+            # ones.
             torch.cuda.empty_cache()
     except Exception as reason:
         if out_of_memory(reason):
@@ -60,9 +61,10 @@ def _compare(
 ) -> None:
     """Raise `NotCompiled` if the passes differ in the first and the last examples.
 
-    On a CUDA device it is the captured graphs that are compared, not what they were captured from.
+    On a CUDA device the captured graphs are compared, not the functions that they were captured
+    from.
 
-    Guarantee: An example that is looked at adds no more than its norm says, in whatever precision.
+    Guarantee: Each compared example adds no more than its norm, in any precision.
     """
     few, views = min(4, y.shape[0]), layered.objective.views
     picks = sorted({*range(few), *range(y.shape[0] - few, y.shape[0])})
@@ -80,7 +82,8 @@ def _compare(
         with any_algorithm(), torch.autocast(x.device.type, precision):
             narrow = layered.gradients(x[rows], y[picks])
         usual = _apart(narrow, range(len(picks)), reference)
-        # One example alone may be far off: a network that is sure of it has small differences left.
+        # One example alone may differ by much: the gradient of a confident prediction is mostly
+        # rounding.
         allowed = max(5e-2, 2 * usual[0]), max(3e-1, 3 * usual[1])
     if not (found[0] <= allowed[0] and found[1] <= allowed[1]):
         raise NotCompiled(
@@ -101,14 +104,14 @@ def _compare(
 
 
 def _sum_of(picks: Iterable[int], found: Gradients | Fused) -> list[Tensor]:
-    """The sum of some examples' gradients, as they are."""
+    """The sum of some examples' gradients, not clipped."""
     weights = torch.zeros(len(found.losses), 1, device=found.losses.device, dtype=torch.float64)
     weights[list(picks)] = 1
     return found.weighted_sum(weights)
 
 
 def _check_lengths(ours: Fused, squared: Tensor, picks: Iterable[int]) -> None:
-    """Raise `NotCompiled` where an example adds more than its norm says, or far less."""
+    """Raise `NotCompiled` where an example adds more than its norm, or far less."""
     lengths = squared.sum(1).sqrt()
     least = 1e-6 * float(lengths.max())
     for i in picks:
@@ -118,7 +121,7 @@ def _check_lengths(ours: Fused, squared: Tensor, picks: Iterable[int]) -> None:
 
 
 def _apart(ours: Gradients | Fused, picks: Sequence[int], wanted: Gradients) -> tuple[float, float]:
-    """How far the sum of the picked examples is off, and the worst of them alone.
+    """Relative error of the sum of the picked examples, and the largest of any one of them.
 
     `wanted` has these examples and no others; distances are relative to it.
     """

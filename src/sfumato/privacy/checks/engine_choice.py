@@ -56,7 +56,7 @@ _SUMS = 1e-12
 """Relative difference of norms that the order of sums in float64 explains, on any device."""
 
 _ENOUGH = 32
-"""Examples for which a pass is checked that serves as another's reference."""
+"""Number of examples for the check of a pass that is only the reference of another."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Choice:
     """The engine for a model.
 
     Attributes:
-        engine: The fastest that is right.
+        engine: The fastest engine that is right.
         narrowest: The least precise floating-point type that the model computes in.
         passed_over: Faster engines by name, with the reason why each is not right.
     """
@@ -81,14 +81,14 @@ class Choice:
 
 @dataclass
 class _Trial:
-    """An engine under test, with all that its comparisons need.
+    """An engine under test, with everything that its comparisons need.
 
     Attributes:
         engine: The engine.
         draws: Random inputs and targets.
         dtype: The type that inputs are converted to.
         computed_in: The least precise type of the computation.
-        comparison: How the model can be compared with itself.
+        comparison: The mode in which the model can be compared with itself.
         confirmed: Whether the engine is compared in float64 too.
         double: Returns the objective with a copy of the model in float64, if there can be one.
     """
@@ -115,7 +115,7 @@ class _Trial:
 def _checking(objective: Objective, device: torch.device) -> Iterator[None]:
     """Leave no trace in the model, and compute in full precision.
 
-    Parameters that are zero have other values meanwhile: they would hide what is behind them.
+    Parameters that are zero have other values meanwhile: they would hide everything behind them.
     """
     model = objective.model
     with undisturbed(model), without_zeros(model), full_precision(device), any_algorithm():
@@ -164,7 +164,7 @@ def choose_engine(
                 passed_over.pop(engine.name, None)
                 return Choice(engine, own, passed_over)
             if objection.startswith(_MOVES) and isinstance(engine, Vectorised):
-                # The model ran on one example at a time, so it is the loss or what is kept.
+                # The model ran on one example at a time, so the cause is the loss or kept state.
                 raise UserError(
                     f"This model cannot be trained with differential privacy: {objection}, even if "
                     "each runs through the model alone. Look at the loss, and at what model and "
@@ -177,7 +177,7 @@ def choose_engine(
 def _candidates(objective: Objective, x: Tensor) -> Iterator[Engine]:
     """Engines to try, the fastest first.
 
-    What a model does with a layer may only be possible if the layer's gradients are materialised.
+    A model may use a layer in a manner that requires the layer's gradients to be materialised.
     """
     layered = Layered(objective)
     layered.prepare(x)
@@ -228,9 +228,9 @@ def holds_at_size(engine: Engine, x: Tensor, y: Tensor, computed_in: torch.dtype
 def _objection(trial: _Trial, sizes: Iterable[int]) -> str | None:
     """The reason why an engine is not right for a model, or None.
 
-    Up to three examples are compared with the reference one by one, more of them by samples, which
-    must be the same, up to rounding, in a batch of their own; in each size, no example's gradient
-    may move with another's.
+    Up to three examples are compared with the reference one by one. In larger batches a sample of
+    examples is compared, whose gradients must be the same, up to rounding, in a batch of their own.
+    In each size, no example's gradient may move with another's.
     """
     objective = trial.objective
     state = Snapshot(objective.model)
@@ -241,7 +241,7 @@ def _objection(trial: _Trial, sizes: Iterable[int]) -> str | None:
             if examples <= 3:
                 changes = [(examples - 1, KINDS[-1])]
                 if examples == 3 and trial.dtype == trial.draws.like_x.dtype:
-                    # Rows may be put into an order that only such examples change.
+                    # A model may sort rows, and only such examples change the order.
                     changes += [(0, "zeros"), (0, CUT), (2, CUT), (1, "large"), (2, "opposite")]
                 if said := _moves_with(run, x, y, changes, objective.views, run(x, y)):
                     return said
@@ -264,7 +264,7 @@ _Run = Callable[[Tensor, Tensor], Gradients]
 
 
 def _compared(trial: _Trial, run: _Run, x: Tensor, y: Tensor, state: Snapshot) -> str:
-    """A sentence if the gradients of a batch are not those of the reference, or empty."""
+    """A sentence if the gradients of a batch differ from those of the reference, else empty."""
     examples = y.shape[0]
     ours = run(x, y)
     picks = range(examples) if examples <= 3 else (0, examples // 2, examples - 1)
@@ -298,10 +298,10 @@ def _runner(engine: Engine, state: Snapshot) -> _Run:
 def _by_size(
     trial: _Trial, run: _Run, x: Tensor, y: Tensor, picks: Sequence[int], ours: Gradients
 ) -> str:
-    """A sentence if picked examples are not the same in a batch of their own, up to rounding.
+    """A sentence if picked examples differ in a batch of their own by more than rounding.
 
     Outputs are continuous, so rounding moves them little. Gradients jump where an activation lies
-    at a kink: if they differ, the same batch in float64 decides, where hardly any does.
+    at a kink: if they differ, the same batch in float64 decides, where this hardly ever happens.
 
     Args:
         trial: The engine under test.
@@ -326,7 +326,7 @@ def _by_size(
         return ""
     twin = trial.double()
     if twin is None:
-        # A kink is at hand for some examples, the size of the batch for all.
+        # A kink affects some examples, a dependence on the batch size affects all.
         return "" if min(each) <= allowed else _SIZE.format("gradients", min(each))
     with held(twin.model, trial.comparison):
         state = Snapshot(twin.model)
@@ -337,7 +337,7 @@ def _by_size(
 
 
 def _outputs_by_size(trial: _Trial, examples: int) -> str | None:
-    """A sentence if the outputs of some examples are others in a batch of full size, or None."""
+    """A sentence if the outputs of some examples differ in a batch of full size, or None."""
     if trial.comparison == "not at all":
         return None
     model, views = trial.objective.model, trial.objective.views
@@ -361,7 +361,7 @@ def _moves_with(
     views: int,
     baseline: Gradients,
 ) -> str:
-    """A sentence if other examples' norms and losses move when one turns into something else."""
+    """A sentence if other examples' norms and losses move when one example is replaced."""
     norms, losses = baseline.squared_norms(), baseline.losses
     del baseline
     moved = 0.0

@@ -1,4 +1,4 @@
-"""Can one example reach another? Change one, and look at everything that belongs to the others.
+"""The search for examples that reach each other: change one, and compare all the others.
 
 Works on the plain model, forward and backward, without any of the engine's own code.
 """
@@ -19,17 +19,17 @@ from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot, seed
 
 LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
-"""How far rounding alone may move a result, where running twice does not give the same bits."""
+"""Largest relative difference by rounding, where two equal runs do not give the same bits."""
 
 
 def without(rows: int, j: int) -> Tensor:
-    """The positions of all rows but j."""
+    """The indices of all rows but j."""
     return torch.arange(rows) != j
 
 
 @dataclass
 class Seen:
-    """What one forward and backward pass of the plain model showed."""
+    """The results of one forward and backward pass of the plain model."""
 
     outputs: Tensor
     input_gradients: Tensor | None
@@ -66,13 +66,13 @@ def look(model: nn.Module, x: Tensor, losses: Losses | None, *, at: int = PROBE_
 
 @dataclass(frozen=True)
 class Mixing:
-    """One example reached another.
+    """Evidence that one example reached another.
 
     Attributes:
         what: What moved: 'outputs', 'gradients', or the model's 'state'.
         how: A sentence.
-        amount: How far, relative to the largest value; NaN where that has no meaning.
-        where: The layer, where it was found.
+        amount: The difference relative to the largest value; NaN where that has no meaning.
+        where: The layer, if it was found.
     """
 
     what: str
@@ -92,17 +92,17 @@ def how_examples_mix(
     losses: Losses | None = None,
     at: int = PROBE_SEED,
 ) -> Mixing | None:
-    """Run the model with one example changed at a time and compare all that is not that example's.
+    """Run the model with one example changed at a time, and compare everything of the others.
 
     Args:
         model: The model, in the mode in which it will run.
         x: Random inputs.
-        changes: Which row to change, and into what (one of `KINDS`).
-        losses: Given, gradients with respect to the inputs are compared too.
+        changes: Rows to change, each with its kind of replacement (one of `KINDS`).
+        losses: If given, gradients with respect to the inputs are compared too.
         at: Seed of the model's own random numbers.
 
     Returns:
-        How one example reached another, or None.
+        The evidence that one example reached another, or None.
     """
     rows = x.shape[0]
     baseline = look(model, x, losses, at=at)
@@ -116,7 +116,7 @@ def how_examples_mix(
         except Exception as error:
             if out_of_memory(error):
                 raise
-            continue  # A model may refuse what its real inputs cannot be; that is no leak.
+            continue  # A model may refuse values that its real inputs never have; that is no leak.
         others = without(rows, j)
         amount, what = _moved(baseline, seen, others)
         if amount and tolerance is None:

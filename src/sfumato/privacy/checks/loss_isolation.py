@@ -1,4 +1,4 @@
-"""The check of a loss by itself: change one target or output, and look at the other examples."""
+"""The check of a loss by itself: change one target or output, and compare the other examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import Snapshot, seed
 
 _SURE = 30.0
-"""An output that leaves no doubt about a class."""
+"""An output that makes one class certain."""
 
 _TARGETS = (
     "look for targets of shape (n,) beside outputs of shape (n, 1), which targets.view_as(outputs) "
@@ -34,9 +34,9 @@ _KEEPS = (
 
 
 def refuse_mixing_loss(objective: Objective, draws: Draws, rows: int) -> None:
-    """Change one row, in batches of 2, of 5 and of `rows`, and look at the losses of the others.
+    """Change one row, in batches of 2, of 5 and of `rows`, and compare the losses of the others.
 
-    Targets are of all classes and of one class; outputs are the model's, and sure of one class.
+    Targets are of all classes and of one class; outputs are the model's, and certain of one class.
 
     Raises:
         UserError: The loss of a row depends on another's target or output, or on what came before.
@@ -60,7 +60,7 @@ def _refuse(
     except UserError:
         raise
     except Exception:
-        return  # What is wrong with it is said where it is used.
+        return  # The error is reported where the loss is used.
     if before[0].shape != y.shape[:1]:
         return
     exact = all(torch.equal(a, b) for a, b in zip(before, again, strict=True))
@@ -71,7 +71,7 @@ def _refuse(
         except UserError:
             raise
         except Exception:
-            continue  # A loss may refuse outputs that a model of its own kind never returns.
+            continue  # A loss may refuse outputs that a suitable model never returns.
         if name := kept.first_difference(also):
             raise UserError(_KEEPS.format(name))
         others = without(len(y), j).to(outputs.device)
@@ -85,7 +85,7 @@ def _refuse(
 
 
 def _other_targets(y: Tensor, other: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Another example's target for the first and for the last example."""
+    """Batches in which the first or the last example has another example's target."""
     for j in sorted({0, len(y) - 1}):
         found = next((row for row in other if not torch.equal(row, y[j])), None)
         if found is not None:
@@ -95,7 +95,7 @@ def _other_targets(y: Tensor, other: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _sure(outputs: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Outputs that are sure of the first or of the last class, for the first and the last row."""
+    """Outputs in which the first or the last row is certain of the first or of the last class."""
     if not outputs.is_floating_point():
         return
     for j in sorted({0, len(outputs) - 1}):
@@ -107,7 +107,7 @@ def _sure(outputs: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _seen(objective: Objective, outputs: Tensor, targets: Tensor) -> tuple[Seen, Snapshot]:
-    """Run the loss from a fixed random state; returns also its own state, which is put back."""
+    """Run the loss from a fixed random state; return its results and its state, then restore it."""
     state = Snapshot(objective.loss)
     leaf = outputs.detach().clone().requires_grad_(outputs.is_floating_point())
     seed(objective.model)

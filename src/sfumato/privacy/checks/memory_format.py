@@ -1,8 +1,8 @@
-"""The order in which images lie in memory: the fast one, unless it changes a model's gradients.
+"""The check of the memory format: channels_last, unless it changes a model's gradients.
 
-It must not change them, but kernels have had faults: in PyTorch 2.11, for one, average pooling
-with padding on CUDA gives wrong gradients in `channels_last` (pytorch#188344), alone or in a batch,
-so that no comparison of examples can find it.
+A memory format must not change them, but kernels have had faults: in PyTorch 2.11 average pooling
+with padding on CUDA gives wrong gradients in `channels_last` (pytorch#188344), for one example and
+in a batch alike, so that no comparison of examples can find it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sfumato.privacy.numerics.model_state import Still, undisturbed
 from sfumato.privacy.numerics.precision import any_algorithm, full_precision, widest
 
 _SUSPICIOUS = 1e-2
-"""A difference that rounding seldom makes. It is looked at again in float64, where rounding makes
-none, with random numbers held still."""
+"""A difference that rounding seldom makes. A larger one is measured again in float64, where
+rounding makes none, with random numbers held constant."""
 
 
 def difference(model: nn.Module, like: Tensor) -> float:
-    """How far a model's gradients in channels_last are from those in the usual order.
+    """Difference of a model's gradients between channels_last and the contiguous memory format.
 
     Runs on random images and copies of the model.
 
@@ -34,7 +34,7 @@ def difference(model: nn.Module, like: Tensor) -> float:
 
     Returns:
         The largest difference, relative to the largest number of its gradient; 0 if it is no more
-        than rounding, or if the model cannot be run so.
+        than rounding, or if the model does not run in channels_last.
     """
     found = 0.0
     with undisturbed(model), full_precision(like.device), any_algorithm():
@@ -44,7 +44,7 @@ def difference(model: nn.Module, like: Tensor) -> float:
                     _gradients(model, like.to(dtype), order, still)
                     for order in (torch.contiguous_format, torch.channels_last)
                 )
-            except Exception:  # Whether a model runs at all is for others to find out.
+            except Exception:  # Other checks report a model that does not run at all.
                 break
             found = max((distance(a, b) for a, b in zip(usual, last, strict=True)), default=0.0)
             if found <= _SUSPICIOUS:
@@ -53,11 +53,11 @@ def difference(model: nn.Module, like: Tensor) -> float:
 
 
 def fault(model: nn.Module, like: Tensor) -> str:
-    """A sentence about a model whose gradients are others in channels_last, or nothing."""
+    """A sentence about a model whose gradients differ in channels_last, or an empty string."""
     if not (found := difference(model, like)):
         return ""
     return (
-        "In channels_last, the fast order of memory, the gradients of this model differ by up to "
+        "In channels_last, the fast memory format, the gradients of this model differ by up to "
         f"{found:.0%}: one of its layers is wrong there, or PyTorch {torch.__version__} is."
     )
 

@@ -1,4 +1,4 @@
-"""In which layer does one example reach another? Watch both ends of every module."""
+"""The search for the layer in which one example reaches another, at both ends of every module."""
 
 from __future__ import annotations
 
@@ -71,13 +71,15 @@ def _listening(model: nn.Module) -> Iterator[list[_Call]]:
 def culprit(
     model: nn.Module, first: Callable[[], object], second: Callable[[], object], others: Tensor
 ) -> str:
-    """The innermost module that others enter unmoved and leave moved, forward or backward.
+    """The innermost module whose inputs of other examples are unmoved and whose outputs moved.
+
+    Gradients are compared likewise, from the outputs to the inputs.
 
     Args:
         model: The model.
-        first: Runs it on a batch.
+        first: Runs the model on a batch.
         second: Runs it on the batch with one example changed, from the same random state.
-        others: Which rows were not changed.
+        others: Indices of the rows that were not changed.
     """
     try:
         with _listening(model) as calls:
@@ -108,7 +110,7 @@ def _any_moved(a: list[Tensor], b: list[Tensor], others: Tensor) -> bool:
 
 
 def _rows_moved(a: Tensor, b: Tensor, others: Tensor) -> bool:
-    """Whether rows of the other examples differ, along the first dimension of their number."""
+    """Tell whether rows of the other examples differ, along the first dimension of their number."""
     if a.shape != b.shape:
         return True
     for dim, size in enumerate(a.shape):

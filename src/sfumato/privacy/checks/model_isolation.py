@@ -1,4 +1,4 @@
-"""The check of a model by itself: change one example, and look at the others."""
+"""The check of a model by itself: change one example, and compare the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sfumato.privacy.numerics.model_state import PROBE_SEED
 
 
 def refuse_mixing_model(objective: Objective, draws: Draws, rows: int) -> None:
-    """Change one example, in small batches and in one of full size, and look at the others.
+    """Change one example, in small batches and in one of full size, and compare the others.
 
     Raises:
         UserError: One example moves another's output or gradient, or the state of the model.
@@ -34,16 +34,17 @@ def refuse_mixing_model(objective: Objective, draws: Draws, rows: int) -> None:
         except Exception as error:
             if out_of_memory(error):
                 raise
-            # A model may refuse what its real inputs cannot be.
+            # A model may refuse values that its real inputs never have.
     if rows > 5:
         refuse_mixing_at(objective, draws, rows)
 
 
 def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
-    """Look at a batch of one size, of normally distributed rows and of images that are alike.
+    """Check a batch of one size, of normally distributed rows and of images that are alike.
 
-    Both ends are changed: what goes by the order of a batch reaches one way only. Examples that
-    are much alike meet where there is room for few.
+    The first and the last example are changed, because a model that goes by the order of a batch
+    may let examples reach only later or only earlier ones. Examples that are much alike compete
+    where a model limits how many it uses.
 
     Raises:
         UserError: As `refuse_mixing_model`.
@@ -57,7 +58,7 @@ def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
 
 def _refuse(objective: Objective, draws: Draws, plan: Plan, *, at: int = PROBE_SEED) -> None:
     y = draws.y(len(plan.x))
-    # At full size the forward pass has to do: the engine's own gradients are looked at later.
+    # At full size the forward pass suffices: the engine's own gradients are compared later.
     losses = (lambda out: objective.loss(out, y)) if len(plan.x) <= 5 else None
     found = how_examples_mix(objective.model, plan.x, changes=plan.changes, losses=losses, at=at)
     if found is not None:

@@ -1,4 +1,4 @@
-"""A model that is to be checked: inputs like its own, a copy, and ways to make it repeat itself."""
+"""A model under test: random inputs, a copy in float64, and modes in which it repeats itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import PROBE_SEED, Still, undisturbed
 
 Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all"]
-"""How a model, which may draw random numbers, can be compared with itself."""
+"""The mode in which a model, which may draw random numbers, can be compared with itself."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Draws:
         return random_rows(self.like_x, rows, positive=self.positive)
 
     def y(self, examples: int) -> Tensor:
-        """Random targets; given ones, repeated, only where the loss takes no random ones."""
+        """Random targets; the given ones, repeated, if the loss does not accept random ones."""
         if self.own_targets:
             every = torch.arange(examples, device=self.like_y.device)
             return self.like_y[every % self.like_y.shape[0]]
@@ -70,7 +70,7 @@ class Draws:
 
 
 class _Types(TorchFunctionMode):
-    """Notes the floating-point types of all results."""
+    """Mode that records the floating-point types of all results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Types(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operation, and look at what it returns."""
+        """Run an operation, and record the types that it returns."""
         out = func(*args, **(kwargs or {}))
         leaves = tree_flatten(out)[0]
         self.seen |= {t.dtype for t in leaves if isinstance(t, Tensor) and t.is_floating_point()}
@@ -100,17 +100,17 @@ def narrowest(model: nn.Module, x: Tensor) -> torch.dtype:
 
 
 def is_random(model: nn.Module, x: Tensor) -> bool:
-    """Whether the model's outputs depend on the random state."""
+    """Tell whether the model's outputs depend on the random state."""
     return distance(*(look(model, x, None, at=at).outputs for at in (1, 2))) > 0
 
 
 @contextmanager
 def without_zeros(model: nn.Module) -> Iterator[None]:
-    """Other values, for a while, in parameters that begin at zero and hide what is behind them."""
+    """Give parameters that are zero, and hide everything behind them, other values for a while."""
     generator = torch.Generator().manual_seed(PROBE_SEED)
     zeros = [p for p in model.parameters() if p.requires_grad and not bool(p.any())]
     for p in zeros:
-        # `data`, so that it does not count as the model's own writing.
+        # Through `data`, so that it does not count as a write by the model.
         p.data.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
     try:
         yield
@@ -130,19 +130,19 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def how_to_compare(model: nn.Module, x: Tensor) -> Comparison:
-    """The mildest way in which the model repeats itself from different random states."""
-    ways: tuple[Comparison, ...] = ("as it is", "held still", "in evaluation mode")
-    for way in ways:
-        with held(model, way):
+    """The mildest mode in which the model repeats itself from different random states."""
+    modes: tuple[Comparison, ...] = ("as it is", "held still", "in evaluation mode")
+    for mode in modes:
+        with held(model, mode):
             first, second = (look(model, x, None, at=at).outputs for at in (1, 2))
         if distance(first, second) <= LOOSE.get(x.dtype, 1e-2):
-            return way
+            return mode
     return "not at all"
 
 
 @contextmanager
 def held(model: nn.Module, comparison: Comparison) -> Iterator[None]:
-    """Hold random numbers still if need be; where that is not enough, run in evaluation mode."""
+    """Hold random numbers constant if needed; where that is not enough, run in evaluation mode."""
     if comparison == "as it is":
         yield
         return

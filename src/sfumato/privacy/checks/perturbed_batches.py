@@ -1,4 +1,4 @@
-"""Batches to look at, and which of their examples to change into what."""
+"""Batches for the checks of isolation, with the examples to change and their replacements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Plan:
 
 
 def image_plans(like: Tensor) -> list[Plan]:
-    """Small batches of what real inputs may be and normally distributed ones are not.
+    """Small batches of inputs that real data may contain and normally distributed ones are not.
 
     Smooth images between 0 and 1, noise between 0 and 255, an image that is all white, a copy of
     another, and examples that are all the same.
@@ -47,5 +47,5 @@ def _brightest_first(x: Tensor) -> Tensor:
 
 
 def alike(x: Tensor) -> Tensor:
-    """Rows that are nearly the first."""
+    """Rows that nearly equal the first."""
     return (x[:1] + 0.1 * x) / 1.1 if x.is_floating_point() else x[:1].expand_as(x).clone()

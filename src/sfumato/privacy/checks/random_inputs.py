@@ -1,4 +1,4 @@
-"""Random inputs and targets like real ones, and what an example might be instead."""
+"""Random inputs and targets like real ones, and replacements of single examples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def random_rows(
 ) -> Tensor:
     """Random inputs with the shape, type, device and memory format of real ones.
 
-    Standard normal, or uniform between 0 and 1 for models that accept nothing negative. Whole
-    numbers lie between the smallest and the largest of the real ones, since they may be places in a
-    table; a quarter is the smallest and a quarter the largest, since these may have a meaning.
+    Standard normal, or uniform between 0 and 1 for models that accept nothing negative. Integers
+    lie between the smallest and the largest of the real ones, since they may be indices of a table;
+    a quarter is the smallest and a quarter the largest, since these may have a meaning.
     """
     generator = torch.Generator().manual_seed(seed)
     if not like.is_floating_point() and not like.is_complex():
@@ -36,7 +36,7 @@ def random_rows(
 def image_rows(like: Tensor, rows: int, *, seed: int = PROBE_SEED) -> Tensor:
     """Random inputs between 0 and 1 that look like photographs: low frequencies and an edge.
 
-    Every row is darker than the one before, and none reaches 1. Whole numbers are those of
+    Every row is darker than the one before, and none reaches 1. Integers are those of
     `random_rows`.
     """
     if not like.is_floating_point():
@@ -79,14 +79,14 @@ def random_targets(like: Tensor, outputs: Tensor, examples: int) -> Tensor:
 KINDS = ("other", "zeros", "opposite", "large", "not finite")
 
 CUT = "half of it zeros"
-"""Another kind: a series that ends early, padded."""
+"""One more kind of replacement: a series that ends early, padded."""
 
 IMAGE_KINDS = ("darker", "white", "copy")
-"""Kinds among images of values from 0 to 1 or to 255; white is the largest that there can be."""
+"""Kinds of replacements for images of values from 0 to 1 or 255; white is the largest value."""
 
 
 def replacement(x: Tensor, j: int, kind: str) -> Tensor:
-    """The batch with row j replaced: what an example might be instead."""
+    """The batch with row j replaced by another kind of example."""
     own = x[j]
     changed = x.clone()
     if kind == "copy":
@@ -115,6 +115,6 @@ def replacement(x: Tensor, j: int, kind: str) -> Tensor:
 
 
 def _cut(own: Tensor, end: Tensor) -> Tensor:
-    """The first half of an example, and the end's second half."""
+    """The first half of an example, followed by the second half of `end`."""
     half = own.shape[0] // 2 if own.dim() else 0
     return torch.cat([own[:half], end[half:]]) if own.dim() else end

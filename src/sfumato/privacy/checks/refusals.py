@@ -14,7 +14,7 @@ from sfumato.privacy.sampling import PoissonSampler
 
 
 def _fix(module: nn.Module) -> str | None:
-    """What to do about a layer that mixes examples, or None for a sound one."""
+    """The advice for a layer that mixes examples, or None for a sound one."""
     kind = type(module).__name__
     batch_norms = (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm)
     instance_norms = nn.modules.instancenorm._InstanceNorm
@@ -29,7 +29,7 @@ def _fix(module: nn.Module) -> str | None:
         return _embedding_fix(module)
     if isinstance(module, batch_norms):
         if not module.training and module.track_running_stats:
-            return None  # Its statistics are constants until it is set to training.
+            return None  # Its statistics are constants until it is set to training mode.
         width = module.num_features
         groups = next((g for g in (32, 16, 8, 4, 2) if width % g == 0 and width > g), 1)
         return (
@@ -66,7 +66,7 @@ def mixing_layers(model: nn.Module) -> dict[str, str]:
 
 
 def refuse_parameters(model: nn.Module) -> None:
-    """Raise a `UserError` for trainable parameters that noise cannot be added to as it must be.
+    """Raise a `UserError` for trainable parameters that noise cannot be added to.
 
     Guarantee: Every trainable parameter of a model that passes is real, so that noise on each of
     its numbers is noise on all of it.
@@ -80,7 +80,7 @@ def refuse_parameters(model: nn.Module) -> None:
 
 
 def refuse_loss(loss: Callable[..., Any]) -> None:
-    """Raise a `UserError` for a loss with parameters, which nobody would train."""
+    """Raise a `UserError` for a loss with parameters, which would not be trained."""
     if isinstance(loss, nn.Module):
         names = [name for name, p in loss.named_parameters() if p.requires_grad]
         if names:
@@ -107,7 +107,7 @@ def refuse_mixing_layers(model: nn.Module) -> None:
 
 
 def refuse_without_noise(parameters: dict[str, nn.Parameter]) -> None:
-    """Refuse parameters that noise cannot be added to, at every batch and every release."""
+    """Raise a `UserError` for parameters that noise cannot be added to, at batches and releases."""
     if not parameters:
         raise UserError("Every parameter of the model is frozen: there is nothing to train.")
     for name, p in parameters.items():

@@ -1,7 +1,7 @@
-"""Checks while training, on the real examples and the weights of the moment.
+"""Checks while training, on the real examples and the current weights.
 
-The checks before the first batch see random inputs and initial weights. A model may behave until
-real data, trained weights or the passing of time set it off; here it is compared with itself then.
+The checks before the first batch use random inputs and initial weights. A model may misbehave only
+with real data, trained weights or after some time; here it is compared with itself while it trains.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from sfumato.privacy.per_example import PerExample
 
 EVERY = 500
-"""One in so many physical batches is checked; a check takes up to five times as long as one."""
+"""Average number of physical batches per check; a check takes up to five times as long as one."""
 
 KINDS = ("copies", "zeros", "random", "alone")
-"""Replacements of the examples that are not looked at; `alone` removes them."""
+"""Replacements of the examples that are not compared; `alone` removes them."""
 
 _FEW = 2
-"""Examples that run alone, and that are looked at where random ones take the others' places."""
+"""Number of examples that run alone, and that are compared among random ones."""
 
 _CANCELLED = 100.0
-"""Roundings of cancelled terms that may be left in the gradient of an example."""
+"""Rounding errors of cancelled terms that may be left in the gradient of an example."""
 
 _ROUNDING = 5.0
-"""Multiple of `LOOSE` that two passes over one shape may differ by: libraries add in any order."""
+"""Multiple of `LOOSE` that two passes over one shape may differ by: libraries sum in any order."""
 
 STOPPED = (
     "Training has stopped: on this batch of the data and with the weights of now, this model or "
@@ -53,28 +53,28 @@ STOPPED = (
     "loss too, and for what model or loss write down when they run: attributes, buffers, hooks, "
     "`.data`, extra state, variables outside."
 )
-"""The whole message: it must tell nothing of the data."""
+"""The whole message: it must say nothing about the data."""
 
 
 @dataclass
 class _Shown:
-    """Tensors of some examples after a pass, and the state that it left behind."""
+    """Results of some examples after a pass, and the state that it left behind."""
 
     tensors: list[Tensor]
     state: Snapshot
 
 
 class SpotCheck:
-    """Compares some examples of a physical batch with themselves among others, and alone.
+    """Comparison of some examples of a physical batch with themselves among others, and alone.
 
-    Which batches and examples are checked comes from the operating system's randomness, so no
-    model can know. The first batch is always checked, and the last before a statement.
+    The operating system's randomness chooses the batches and examples that are checked, so no
+    model can predict them. The first batch is always checked, and the last before a statement.
 
     Guarantee: In a batch that was checked, losses, outputs, norms and the weighted sum of the
-    examples looked at are the same, up to rounding, whatever the other examples are; the state
-    that the model and the loss keep after the batch does not depend on these either, and
-    parameters have the values that they had. The model's state and all random states go on as if
-    there had been no check.
+    compared examples are the same, up to rounding, whatever the other examples are. The state that
+    the model and the loss keep after the batch does not depend on the others either, and parameters
+    have the values that they had. The model's state and all random states continue as if there had
+    been no check.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class SpotCheck:
         self._modes: dict[nn.Module, bool] = {}
 
     def gradients(self, engine: PerExample, x: Tensor, y: Tensor) -> PerExampleGradients:
-        """The per-example gradients of a physical batch, which is checked now and then.
+        """The per-example gradients of a physical batch, which is checked from time to time.
 
         Raises:
             UserError: One example reached another.
@@ -127,7 +127,7 @@ class SpotCheck:
         return True
 
     def check(self, engine: PerExample, x: Tensor, y: Tensor) -> None:
-        """Check a batch in all ways, and leave no trace of it.
+        """Check a batch with all replacements, and restore the state of before.
 
         Raises:
             UserError: One example reached another.
@@ -143,12 +143,12 @@ class SpotCheck:
 
 
 def same_among_others(run: Callable[[Tensor], Tensor], x: Tensor, found: Tensor) -> bool:
-    """Tell whether rows of a result stay what they are if other rows of the input are replaced.
+    """Tell whether rows of a result stay the same if other rows of the input are replaced.
 
     Args:
         run: From inputs to one row for each.
         x: The inputs.
-        found: What `run` has returned for them.
+        found: The result of `run` for them.
     """
     half = _half(len(x)).to(x.device)
     allowed = _ROUNDING * LOOSE.get(found.dtype, 1e-2)
@@ -218,12 +218,12 @@ def _few(examples: int) -> Tensor:
 
 
 def _order(examples: int) -> list[int]:
-    """A random order that follows from no seed."""
+    """A random order from the operating system's randomness."""
     return secrets.SystemRandom().sample(range(examples), examples)
 
 
 def _among(engine: PerExample, x: Tensor, y: Tensor, picks: Tensor, kind: str) -> _Shown | None:
-    """Results of picked examples among replacements; None if the model does not take these."""
+    """Results of picked examples among replacements; None if the model refuses these."""
     rows = picks.repeat_interleave(engine.views).to(x.device)
     if kind == "random" or not bool(picks.any()):
         other = random_rows(x, len(x))
@@ -261,7 +261,7 @@ def _tensors(found: PerExampleGradients, norms: Tensor, picks: Tensor, views: in
 
 @dataclass
 class _Alone:
-    """A few examples, and the gradients that they have if each runs alone."""
+    """A few examples, and their gradients when each runs alone."""
 
     picks: Tensor
     rows: Tensor
@@ -270,10 +270,10 @@ class _Alone:
 
 
 def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
-    """A few examples that run alone, from the state in which the batch will run.
+    """The gradients of a few examples that run alone, from the state in which the batch will run.
 
-    None for a compiled pass, whose precision is less than its reference's, and where the examples
-    of a batch run alone anyway.
+    None for a compiled pass, whose precision is lower than its reference's, and where the examples
+    of a batch run one at a time anyway.
     """
     if engine.precision_for(x) is not None or engine.method == "loop" or not engine.trainable:
         return None
@@ -293,11 +293,11 @@ def _agree(
     x: Tensor,
     y: Tensor,
 ) -> bool:
-    """Tell whether examples have the outputs and gradients in the batch that they have alone.
+    """Tell whether examples have the same outputs and gradients in the batch and alone.
 
     Up to rounding; where they differ by more, an activation may lie at a kink or terms may have
     cancelled, and the same batch in float64 decides. Where the model does not run in float64,
-    outputs must agree up to rounding and gradients by and large.
+    outputs must agree up to rounding and gradients roughly.
     """
     same = outputs_agree = _outputs_agree(engine, found, alone)
     least = 1e-2 * float(norms.sum(1).sqrt().nan_to_num(0, 0, 0).max())
@@ -306,7 +306,7 @@ def _agree(
         ours, wanted = _one(found, pick), _one(alone.gradients, k)
         off, length = float((ours - wanted).norm()), float(wanted.norm())
         if not (math.isfinite(length) or math.isfinite(float(ours.norm()))):
-            continue  # It adds nothing.
+            continue  # Not finite, so it adds nothing.
         same = same and off <= exactly * max(least, length)
         if off <= roughly * max(least, length):
             continue
@@ -319,7 +319,7 @@ def _agree(
 
 
 def _outputs_agree(engine: PerExample, found: PerExampleGradients, alone: _Alone) -> bool:
-    """Tell whether examples have the outputs in the batch that they have alone, up to rounding."""
+    """Tell whether examples have the same outputs in the batch and alone, up to rounding."""
     if found.outputs is None or alone.gradients.outputs is None:
         return True
     views = engine.views
@@ -332,7 +332,7 @@ def _outputs_agree(engine: PerExample, found: PerExampleGradients, alone: _Alone
 def _agree_in_double(
     engine: PerExample, alone: _Alone, x: Tensor, y: Tensor, least: float
 ) -> bool | None:
-    """Compare the batch and its examples alone in float64; None if the model does not run in it."""
+    """Compare the batch with its examples alone in float64; None if float64 fails."""
     views = engine.views
     with undisturbed(engine.model, engine.loss), full_precision(x.device):
         twin = double_of(engine.objective, x[:views], y[:1])
@@ -364,10 +364,10 @@ def _agree_in_double(
 
 
 def _slope(engine: PerExample, alone: _Alone) -> float:
-    """The norm that gradients of these examples have with targets that the network did not expect.
+    """The norm of these examples' gradients for targets that the network did not predict.
 
-    A network that is sure of an example has a gradient left that is mostly rounding: of numbers
-    this large, which cancel.
+    The gradient of a confident prediction is mostly the rounding error of terms that cancel; their
+    size is this norm.
     """
     outputs, targets = alone.gradients.outputs, alone.targets
     if targets.is_floating_point() or outputs is None or outputs.dim() != 2:

@@ -1,10 +1,10 @@
 """Book-keeping on the CPU: a layer's inputs and output gradients instead of its gradients.
 
-Where an output has few positions and filters are large, the norm of an example's filter gradient is
-cheap to get from products of patches (Li et al., 2021), and the weighted sum is one product of
-patches and rescaled output gradients (Bu et al., 2022). The gradients of
-single examples are then never written. A linear layer on vectors has one position, and its matrix
-is as good as always larger than both vectors together.
+Where an output has few spatial positions and filters are large, the norm of an example's filter
+gradient is cheap to compute from products of patches (Li et al., 2021), and the weighted sum is one
+product of patches and rescaled output gradients (Bu et al., 2022). Per-example gradients are then
+never materialised. A linear layer on vectors has one position, and its weight matrix is nearly
+always larger than the two vectors together.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from sfumato.privacy.numerics.model_state import undisturbed
 from sfumato.privacy.numerics.rescaling import rescaled
 
 _SMALLEST = 1 << 16
-"""Filters with fewer entries are as well written out."""
+"""Gradients of filters with fewer entries are materialised."""
 
 _SMALLEST_MATRIX = 1 << 12
-"""The same of matrices, whose gradients are deferred with less ado."""
+"""The same for weight matrices of linear layers, whose gradients are cheaper to defer."""
 
 _AT_ONCE = 1 << 22
-"""Numbers of patches that are turned into float64 at once, 32 MiB."""
+"""Numbers of patches converted to float64 at once, 32 MiB."""
 
 
 @dataclass
 class DeferredFilters:
-    """What a convolution's per-example filter gradients follow from.
+    """Inputs and output gradients that determine a convolution's per-example filter gradients.
 
     Attributes:
         x: The inputs `(rows, in, H, W)`.
         d: The gradients of the outputs `(rows, out, H', W')`.
         weight: The filters, for their shape.
-        at: How the convolution walks, and the views.
+        at: The convolution's geometry, and the views.
     """
 
     x: Tensor
@@ -63,8 +63,8 @@ class DeferredFilters:
     def squared_norms(self) -> Tensor:
         """Squared norms `(examples,)` from products of patches, rounded up.
 
-        Guarantee: Never below those of what `weighted_sum` adds, in whose precision places may
-        cancel less well.
+        Guarantee: Never below the squared norms of what `weighted_sum` adds, in whose precision the
+        terms of spatial positions may cancel less well.
         """
         length = self.at.views * self.d.shape[2] * self.d.shape[3]
         later = length * torch.finfo(at_least_float32(self.d).dtype).eps
@@ -73,8 +73,8 @@ class DeferredFilters:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """One product of the patches of the inputs and the rescaled output gradients, in float64.
 
-        Guarantee: What an example adds is its gradient times its weight; one of weight zero adds
-        exactly nothing. In float64 the order of examples does not matter.
+        Guarantee: An example contributes its gradient times its weight, exactly nothing if its
+        weight is zero. In float64 the order of examples does not matter.
         """
         x, d = rescaled(self.x, self.d, weights, self.at.views)
         at, positions = self.at, d.shape[2] * d.shape[3]
@@ -87,14 +87,14 @@ class DeferredFilters:
         return total.view(self.weight.shape)
 
     def first(self, examples: int) -> DeferredFilters:
-        """Those of the first examples only."""
+        """The gradients of the first examples only."""
         rows = examples * self.at.views
         return DeferredFilters(self.x[:rows], self.d[:rows], self.weight, self.at)
 
 
 @dataclass
 class DeferredMatrix:
-    """What the per-example gradients of a linear layer's matrix follow from.
+    """Inputs and output gradients that determine the per-example gradients of a linear layer.
 
     Attributes:
         x: The inputs `(rows, in)`.
@@ -122,7 +122,7 @@ class DeferredMatrix:
             return norms.square()
         x, d = (self._views(t).double() for t in (self.x, self.d))
         pairs = torch.bmm(x, x.transpose(1, 2)) * torch.bmm(d, d.transpose(1, 2))
-        # Where views cancel, what is added up later in the gradients' own precision may be more.
+        # Where views cancel, the sum taken later in the gradients' own precision may be larger.
         most = pairs.diagonal(dim1=1, dim2=2).sqrt().sum(1)
         rounding = torch.finfo(torch.promote_types(self.d.dtype, torch.float32)).eps
         return (pairs.sum((1, 2)).clamp_min(0).sqrt() + self.views * rounding * most).square()
@@ -130,20 +130,20 @@ class DeferredMatrix:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """One product of the inputs and the rescaled gradients, in float64.
 
-        Guarantee: What an example adds is its gradient times its weight; one of weight zero adds
-        exactly nothing.
+        Guarantee: An example contributes its gradient times its weight, exactly nothing if its
+        weight is zero.
         """
         x, d = rescaled(self.x, self.d, weights, self.views)
         return d.transpose(0, 1).double() @ x.double()
 
     def first(self, examples: int) -> DeferredMatrix:
-        """Those of the first examples only."""
+        """The gradients of the first examples only."""
         rows = examples * self.views
         return DeferredMatrix(self.x[:rows], self.d[:rows], self.views)
 
 
 def pays(layer: nn.Conv2d, output: torch.Size, views: int) -> bool:
-    """Whether deferring a convolution's gradients is cheaper than writing them.
+    """Tell whether deferring a convolution's gradients is cheaper than materialising them.
 
     Args:
         layer: The convolution.
@@ -160,23 +160,23 @@ def _one_position(views: int) -> Geometry:
 
 
 def matrix_pays(layer: nn.Linear, views: int) -> bool:
-    """Whether deferring a linear layer's gradients is cheaper than writing them."""
+    """Tell whether deferring a linear layer's gradients is cheaper than materialising them."""
     inputs, outputs = layer.in_features, layer.out_features
     return inputs * outputs >= max(_SMALLEST_MATRIX, 2 * views * (inputs + outputs))
 
 
 def deferrable(
-    model: nn.Module, ways: Sequence[tuple[str, nn.Module, str]], x: Tensor, views: int
+    model: nn.Module, paths: Sequence[tuple[str, nn.Module, str]], x: Tensor, views: int
 ) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
-    """The layers whose gradients are to be deferred, and what they return for one row.
+    """The layers whose gradients are to be deferred, and their output shapes for one row.
 
     Args:
         model: The model.
-        ways: Its modules with their names and ways, as `privacy.engines.paths.assign` gives them.
+        paths: Its modules with their names and paths, from `privacy.engines.paths.assign`.
         x: Inputs like those to come.
         views: Rows per example.
     """
-    plain = [m for _, m, way in ways if way == "rule" and kind_of(m) in (nn.Conv2d, nn.Linear)]
+    plain = [m for _, m, path in paths if path == "rule" and kind_of(m) in (nn.Conv2d, nn.Linear)]
     if not plain:
         return {}
     owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())

@@ -1,8 +1,8 @@
-"""The layered pass as compiled graphs over leaves that stay where they are.
+"""The layered pass as compiled graphs over leaves at fixed addresses.
 
-Forward and backward pass become one pair of graphs. Norms and weighted sums are taken by a few
-operators of `sfumato.kernels`, and by compiled graphs where a parametrisation has none. What
-is kept of each layer's gradients is the planner's choice (see `storage_plan`). Gradients of
+Forward and backward pass become one pair of graphs. Norms and weighted sums are computed by a few
+operators of `sfumato.kernels`, and by compiled graphs where a parametrisation has no operator. The
+planner chooses what is stored of each layer's gradients (see `storage_plan`). Gradients of
 reparametrised weights stay in the space of the weight, or of a smaller one before it: norms are
 taken through the parametrisation, and only the weighted sum is mapped to the parameters, once.
 
@@ -24,19 +24,19 @@ from sfumato.privacy.engines.compiled_forward import NotCompiled, Taps
 from sfumato.privacy.engines.cuda_graphs import Pool, Replayed
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.paths import tapped
-from sfumato.privacy.engines.storage_plan import Way
+from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.engines.stored_gradients import Slot, Together, Whole
 from sfumato.privacy.numerics.precision import full_precision
 
 
 @dataclass
 class Found:
-    """The gradients that a pass has found, by the way in which norms and sums are taken of them.
+    """The gradients of one pass, grouped by how their norms and sums are computed.
 
     Attributes:
-        rows: Of small tensors, in one row per example.
+        rows: Gradients of small tensors, concatenated to one row per example.
         apart: Slots with operators of their own, the gradients of their leaves, and their inputs.
-        whole: Of all other tensors.
+        whole: Gradients of all other tensors.
     """
 
     rows: Tensor | None = None
@@ -51,14 +51,14 @@ than that."""
 _OWN_GRADIENTS = "autograd_cache_allow_custom_autograd_functions"
 
 _ROUNDED_UP = 1 + 2e-4
-"""Squared norms are summed in float32 here; rounded up by this, they are never too small."""
+"""Factor that rounds up squared norms, which are summed in float32, so that none is too small."""
 
 
 @dataclass
 class Fused:
     """Per-example gradients of one physical batch, in the space of the weights.
 
-    They lie where the next batch's will lie: use them before the pass is called again.
+    The next batch overwrites them: use them before the pass is called again.
     """
 
     names: tuple[str, ...]
@@ -96,10 +96,10 @@ class Fused:
 
 @contextmanager
 def _compiler() -> Iterator[None]:
-    """The compiler as the pass needs it.
+    """Configure the compiler for the pass.
 
-    It finds what it compiled in an earlier process, for which it must be told that gradients of
-    our own may be kept too: their code is part of what is looked up.
+    Graphs compiled by an earlier process are loaded from its cache. For that, the compiler must be
+    told that custom autograd functions may be cached too: their code is part of the cache key.
     """
     cached = {_OWN_GRADIENTS: True} if hasattr(functorch, _OWN_GRADIENTS) else {}
     with torch._dynamo.config.patch(recompile_limit=_KINDS), functorch.patch(cached):
@@ -111,12 +111,12 @@ class Compiled:
 
     Args:
         objective: The model, its loss and its views.
-        x: Inputs like those to come, of which one is looked at for shapes.
+        x: Inputs like those to come; the first is used for its shape.
         examples: The physical batch size.
         dtype: Precision of the pass; norms and sums are in float32 whatever it is.
-        way: Take this way for all convolutions that can, instead of the planner's.
-        memory: Bytes that kept gradients may take. If None, a quarter of what is free, and no more
-            than `sfumato.privacy.engines.storage_plan.room` leaves them.
+        storage: Store this for all convolutions that can, instead of what the planner chooses.
+        memory: Bytes that stored gradients may take. If None, a quarter of what is free, and no
+            more than `sfumato.privacy.engines.storage_plan.room` leaves them.
 
     Raises:
         NotCompiled: The model has a part that the pass does not know.
@@ -129,11 +129,11 @@ class Compiled:
         examples: int,
         dtype: torch.dtype,
         *,
-        way: Way | None = None,
+        storage: Storage | None = None,
         memory: int | None = None,
     ) -> None:
         self.objective, self.dtype = objective, dtype
-        self.taps = Taps(objective, x, examples, dtype, way=way, memory=memory)
+        self.taps = Taps(objective, x, examples, dtype, storage=storage, memory=memory)
         self._order = tuple(objective.trainable)
         self._fresh: tuple[int, ...] = ()
         slots = self.taps.slots
@@ -154,18 +154,18 @@ class Compiled:
         self._batch = 0
 
     @property
-    def ways(self) -> dict[str, Way]:
-        """The way chosen for each convolution, by name."""
-        return self.taps.ways
+    def storage(self) -> dict[str, Storage]:
+        """The storage chosen for each convolution, by the layer's name."""
+        return self.taps.storage
 
     @property
     def refused(self) -> str | None:
-        """Why the pass is not replayed as a graph, or None."""
+        """The reason why the pass is not replayed as a CUDA graph, or None."""
         every = (self._copy, self._pass, *self._sum.values())
         return next((part.refused for part in every if part.refused), None)
 
     def refresh(self) -> None:
-        """Copy the parameters' current values to where the graphs read them."""
+        """Copy the parameters' current values to the addresses that the graphs read."""
         version = tuple(p._version for p in self.objective.model.parameters())
         if version != self._fresh:
             self._copy(next(self.objective.model.parameters()))
@@ -189,7 +189,7 @@ class Compiled:
 
     @torch.no_grad()
     def _weighted(self, batch: int, found: Found, weights: Tensor) -> list[Tensor]:
-        """The weighted sum of a batch, by a graph of its own once the pass is one."""
+        """The weighted sum of a batch, replayed as a CUDA graph once the pass is."""
         if not self._pass.captured:
             return self._summed(found, weights)
         if batch != self._batch:
@@ -202,7 +202,7 @@ class Compiled:
         return list(self._sum[columns](weights))
 
     def _run(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """Forward, backward and norms; what the sum needs stays in `_found`."""
+        """Forward pass, backward pass and norms; the gradients for the sum stay in `_found`."""
         with torch.enable_grad(), tapped(self.taps.forwards), _compiler():
             total, losses, outputs, inputs = self._forward(x, y)
             leaves = [leaf for slot in self.taps.slots for leaf in slot.leaves()]
@@ -221,7 +221,7 @@ class Compiled:
         return losses.sum(), losses, outputs, list(self.taps.stash)
 
     def _sorted(self, grads: list[Tensor], inputs: list[Tensor]) -> Found:
-        """The gradients of all leaves, in the order of the slots, by ways."""
+        """The gradients of all leaves, in the order of the slots, grouped by kind of slot."""
         found, small, left = Found(), [], iter(grads)
         for slot in self.taps.slots:
             own = [next(left) for _ in slot.leaves()]
@@ -268,7 +268,7 @@ class Compiled:
         return [sums[name] for name in self._order]
 
     def _own(self, names: tuple[str, ...], weights: Tensor) -> Tensor:
-        """The columns of weights of some parameters; the one column if there is only one."""
+        """The columns of weights for some parameters, or the single column that serves all."""
         return weights if weights.shape[1] == 1 else weights.index_select(1, self._columns[names])
 
     def _squared_whole(self, grads: list[Tensor]) -> dict[str, Tensor]:

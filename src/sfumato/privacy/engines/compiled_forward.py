@@ -1,7 +1,7 @@
-"""How the layers of a model take part in the compiled pass: what replaces their forward passes.
+"""The forward passes that replace those of a model's layers in the compiled pass.
 
-`Taps` gives each trained tensor a slot (see `stored_gradients`), as the planner says, and each
-layer a forward pass that works on the slots' values and ties their leaves into the graph.
+`Taps` gives each trained tensor a slot (see `stored_gradients`), as the planner chose, and each
+layer a forward pass that computes with the slots' values and ties their leaves into the graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.paths import assign, kind_of
 from sfumato.privacy.engines.storage_plan import (
     Convolution,
-    Way,
+    Storage,
     by_outputs,
     geometry_of,
     outputs_of,
@@ -43,23 +43,23 @@ class NotCompiled(Exception):
 
 
 class Taps:
-    """The layers' parts in the compiled pass for one physical batch size.
+    """The slots and forward passes of all layers for one physical batch size.
 
     Args:
         objective: The model and its views.
-        x: Inputs like those to come, of which one is looked at for shapes.
+        x: Inputs like those to come; the first is used for its shape.
         examples: The physical batch size.
         dtype: Precision of the pass.
-        way: Take this way for all convolutions that can, instead of the planner's.
-        memory: Bytes that kept gradients may take. If None, a quarter of what is free, and no more
-            than `sfumato.privacy.engines.storage_plan.room` leaves them.
+        storage: Store this for all convolutions that can, instead of what the planner chooses.
+        memory: Bytes that stored gradients may take. If None, a quarter of what is free, and no
+            more than `sfumato.privacy.engines.storage_plan.room` leaves them.
 
     Attributes:
-        slots: What is kept of each trained tensor.
-        forwards: What replaces the forward pass of each layer.
-        stash: Receives the inputs that slots ask for, in the order of the calls.
-        layers: The convolutions that the operators take, and their outputs' shapes.
-        ways: The way chosen for each convolution, by name.
+        slots: The slot of each trained tensor.
+        forwards: The forward pass that replaces that of each layer.
+        stash: Receives the inputs that slots need, in the order of the calls.
+        layers: The convolutions that the operators can take, and their outputs' shapes.
+        storage: The storage chosen for each convolution, by the layer's name.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Taps:
         examples: int,
         dtype: torch.dtype,
         *,
-        way: Way | None = None,
+        storage: Storage | None = None,
         memory: int | None = None,
     ) -> None:
         self.objective, self.examples, self.dtype = objective, examples, dtype
@@ -83,7 +83,7 @@ class Taps:
         for _, module, how in assigned:
             if how == "torch.func" or kind_of(module) not in RULES or kind_of(module) in _SLOW:
                 raise NotCompiled(f"{type(module).__name__} has no rule")
-        by_operator = way is not None or (kernels.AVAILABLE and x.is_cuda and dtype in _NARROW)
+        by_operator = storage is not None or (kernels.AVAILABLE and x.is_cuda and dtype in _NARROW)
         shapes = outputs_of(objective.model, x[:1]) if by_operator else {}
         self._calls = {module: found[0] for module, found in shapes.items() if len(found) == 1}
         self.layers = convolutions(objective, self._calls)
@@ -91,10 +91,12 @@ class Taps:
             memory = _free(x.device)
             if by_operator:
                 memory = min(memory, room(objective.model, x[:1], examples * objective.views))
-        self.ways = plan([layer for layer, _ in self.layers.values()], examples, memory=memory)
-        if way is not None:
+        self.storage = plan([layer for layer, _ in self.layers.values()], examples, memory=memory)
+        if storage is not None:
             can = {layer.name: layer.possible() for layer, _ in self.layers.values()}
-            self.ways = {n: way if way in can[n] else found for n, found in self.ways.items()}
+            self.storage = {
+                n: storage if storage in can[n] else found for n, found in self.storage.items()
+            }
         for _, module, _ in assigned:
             self.forwards[module] = self._tap(module)
         for module in objective.model.modules():
@@ -105,18 +107,18 @@ class Taps:
         behind = [name for slot in self.slots for name in slot.names]
         if len(behind) != len(set(behind)) or set(behind) != set(objective.trainable):
             raise NotCompiled("a parameter is behind several weights, or behind none")
-        asking = [self._by_value.get(self._key(module, "weight")) for module in self._calls]
-        places = [slot for slot in asking if slot is not None and slot.asks]
-        self._places = {id(slot): place for place, slot in enumerate(places)}
+        called = [self._by_value.get(self._key(module, "weight")) for module in self._calls]
+        with_input = [slot for slot in called if slot is not None and slot.needs_input]
+        self._input_index = {id(slot): i for i, slot in enumerate(with_input)}
 
     def input_of(self, slot: Slot, inputs: list[Tensor]) -> Tensor | None:
-        """The input that a slot asks for, among all that were stashed."""
-        place = self._places.get(id(slot))
-        return None if place is None else inputs[place]
+        """The input that a slot needs, among all that were stashed."""
+        index = self._input_index.get(id(slot))
+        return None if index is None else inputs[index]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the parameters' current values to where the forward passes read them."""
+        """Copy the parameters' current values to the addresses that the forward passes read."""
         for slot in self.slots:
             slot.refresh()
         for read, value in self._frozen:
@@ -127,7 +129,7 @@ class Taps:
         bias_leaf = bias.leaf if isinstance(bias, Whole) else None
         if module in self.layers:
             layer, shape = self.layers[module]
-            slot = self._filters(module, self.ways[layer.name], layer.at, shape)
+            slot = self._filters(module, self.storage[layer.name], layer.at, shape)
             if slot is not None:
                 return self._tap_filters(module, slot, bias_leaf)
         if (matrix := self._matrix(module)) is not None:
@@ -159,7 +161,7 @@ class Taps:
             slot.value, *within, slot.geometry, slot.directions, slot.scales, slot.gradient,
             slot.statistics, slot.ghost, slot.output,
         )  # fmt: skip
-        keep = slot.asks
+        keep = slot.needs_input
 
         def forward(x: Tensor) -> Tensor:
             if keep:
@@ -173,7 +175,7 @@ class Taps:
         return forward
 
     def _matrix(self, module: nn.Module) -> Matrix | None:
-        """The slot of a linear layer's matrix where its outputs' gradients are kept instead."""
+        """The slot of a linear layer's matrix if its output gradients are stored instead."""
         value = getattr(module, "weight", None)
         shape = self._calls.get(module, ())
         if kind_of(module) is not nn.Linear or len(shape) != 2 or id(value) not in self._names:
@@ -203,9 +205,9 @@ class Taps:
         return forward
 
     def _gain(self, slot: Filters) -> Whole | None:
-        """The slot of a gain that was left out of bare filters."""
+        """The slot of the gain that standardised filters leave out under ghost norms."""
         gain: Tensor | None = getattr(slot.step, "gain", None)
-        if slot.way != "ghost" or gain is None:
+        if slot.storage != "ghost" or gain is None:
             return None
         static = _static(gain, self.dtype)
         leaf = static.detach().expand(self.examples, *static.shape).requires_grad_()
@@ -215,7 +217,7 @@ class Taps:
         return whole
 
     def _weight(self, module: nn.Module) -> tuple[Whole | None, Callable[[Tensor], Tensor] | None]:
-        """The slot of a layer's weight, and how its leaf makes the weight's where they differ."""
+        """The slot of a layer's weight, and the map from its leaf to the weight, if any."""
         value = getattr(module, "weight", None)
         if value is None or not value.requires_grad:
             return None, None
@@ -223,7 +225,7 @@ class Taps:
         if not isinstance(step, LinearExpansion):
             slot = self._slot(module, "weight")
             return slot if isinstance(slot, Whole) else None, None
-        # The weight is a linear expansion of fewer numbers: gradients are taken of those.
+        # The weight is a linear expansion of fewer numbers: take the gradients of those.
         raw = module.parametrizations["weight"].original  # type: ignore[union-attr, index]
         key = self._key(module, "weight")
         if key not in self._by_value:
@@ -241,7 +243,7 @@ class Taps:
         return slot, step.expand
 
     def _filters(
-        self, module: nn.Module, way: Way, at: Geometry, shape: tuple[int, ...]
+        self, module: nn.Module, storage: Storage, at: Geometry, shape: tuple[int, ...]
     ) -> Filters | None:
         """The slot of a convolution's filters by the operators, or None where they do not fit."""
         value = module.weight
@@ -254,11 +256,11 @@ class Taps:
         raw = None
         if step is not None:
             raw = module.parametrizations["weight"].original  # type: ignore[union-attr, index]
-            if way == "ghost":
+            if storage == "ghost":
                 names, read = names[:1], partial(step.bare, raw)
         static = _static(read(), self.dtype)
         output = (self.examples * self.objective.views, *shape[1:])
-        slot = Filters(names, read, static, way, at, self.examples, output, step, raw)
+        slot = Filters(names, read, static, storage, at, self.examples, output, step, raw)
         self._add(self._key(module, "weight"), slot)
         return slot
 
@@ -279,7 +281,7 @@ class Taps:
 
     @staticmethod
     def _key(module: nn.Module, name: str) -> int:
-        """Shared parameters share a slot; a derived weight has one of its own."""
+        """The identity of a slot: shared parameters share one, a derived weight has its own."""
         if parametrize.is_parametrized(module, name):
             return id(module.parametrizations[name])  # type: ignore[index]
         return id(getattr(module, name, None))
@@ -297,7 +299,7 @@ class Taps:
         return self._by_value[key]
 
     def _parameters(self, module: nn.Module, name: str) -> tuple[str, ...]:
-        """The parameters behind a reparametrised tensor: the raw one, then the step's own."""
+        """The parameters behind a reparametrised tensor: the raw one, then further ones."""
         chain = module.parametrizations[name]  # type: ignore[index]
         behind = [chain.original, *chain[0].parameters()]  # type: ignore[union-attr]
         if any(id(p) not in self._names for p in behind):
@@ -307,7 +309,7 @@ class Taps:
     def _behind(
         self, module: nn.Module, name: str, value: Tensor
     ) -> tuple[tuple[str, ...], Pullback | None]:
-        """The parameters behind a layer's tensor, and the way back to them."""
+        """The parameters behind a layer's tensor, and the pullback of gradients to them."""
         if id(value) in self._names:
             return (self._names[id(value)],), None
         step = _step(module, name)
@@ -317,7 +319,7 @@ class Taps:
 
         def pullback(gradient: Tensor) -> tuple[Tensor, ...]:
             if isinstance(step, FilterStandardisation):
-                # Filters lie in memory with their channels last: go over them in that order.
+                # Filters are in channels_last memory format: iterate over them in that order.
                 own, *rest = step.pullback(
                     raw.detach().permute(0, 2, 3, 1), gradient.permute(0, 1, 3, 4, 2)
                 )
@@ -328,7 +330,7 @@ class Taps:
 
 
 _SLOW = (nn.Embedding,)
-"""Layers with a rule that the compiled pass does without."""
+"""Layers with a rule that the compiled pass does not use because it would be slow."""
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -340,7 +342,7 @@ def convolutions(
 
     Args:
         objective: The model and its views.
-        calls: The shape that each layer returns for one row, of those called once.
+        calls: Output shape of each layer for one row, for layers called once.
     """
     named = {module: name for name, module, _ in assign(objective.model)}
     found: dict[nn.Module, tuple[Convolution, tuple[int, ...]]] = {}
@@ -375,7 +377,7 @@ def _free(device: torch.device) -> int:
 
 
 def _static(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in the compute precision, channels last, that later values are copied to."""
+    """A channels-last copy in the compute precision, which later values are copied to."""
     copy = value.detach().to(dtype, copy=True)
     return (
         copy.contiguous(memory_format=torch.channels_last) if copy.dim() == 4 else copy.contiguous()

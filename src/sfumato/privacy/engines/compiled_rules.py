@@ -1,9 +1,9 @@
 """Rules of the compiled pass: convolutions by the operators of `sfumato.kernels`, norm and Mish.
 
-Like the rules of `layer_rules` they run the layer's forward pass on plain values and
-define gradients for leaves that are never read. A convolution has leaves for what is kept of an
+Like the rules of `layer_rules` they run the layer's forward pass on plain values and define
+gradients for leaves that are never read. A convolution has leaves for what is stored of an
 example's filter gradient: the gradient itself, statistics of it, its squared norm, or the gradient
-of the layer's output, from which the weighted sum is taken later.
+of the layer's output, from which the weighted sum is computed later.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sfumato.privacy.engines.layer_rules import Own, _over_positions
 
 @dataclass
 class FilterLeaves:
-    """Where a convolution finds its values and leaves what is kept of its gradients.
+    """A convolution's values, and the leaves for what is stored of its gradients.
 
     Attributes:
         weight: The filters' value, and `bias` the bias's.
         bias_leaf: `(examples, out)`, or None.
-        geometry: How the convolution walks, and the views.
+        geometry: The convolution's geometry, and the views.
         direction: `(out, kh, kw, in)` for the statistics, or None.
         factors: `(out,)` for ghost norms of centred gradients, or None.
         gradient: Leaf for gradients `(examples, out, kh, kw, padded(in))`, or None if they are not
-            kept.
+            stored.
         statistics: Leaf for statistics `(examples, 1 or 3, out)`, or None.
         ghost: Leaf for squared norms `(examples,)`, or None.
         output: Leaf for gradients of the output, or None.
@@ -49,7 +49,7 @@ class FilterLeaves:
 
 
 class _Filters(torch.autograd.Function):
-    """A convolution that gives its leaves what they are for."""
+    """A convolution whose backward pass gives each leaf its statistic or gradient."""
 
     @staticmethod
     def forward(
@@ -82,7 +82,7 @@ class _Filters(torch.autograd.Function):
         x, weight, direction, factors = ctx.saved_tensors
         numbers, views = ctx.settings
         needs_x = ctx.needs_input_grad[0]
-        # Said here, the order of memory is the compiler's to arrange where it makes the tensors.
+        # Stating the memory format here lets the compiler arrange it where it creates the tensors.
         x, d = (t.contiguous(memory_format=torch.channels_last) for t in (x, d))
         needs_bias, needs_gradient, needs_statistics, needs_ghost, needs_output = (
             ctx.needs_input_grad[5:10]
@@ -109,10 +109,10 @@ class _Filters(torch.autograd.Function):
 
 
 def _filled(t: Tensor) -> Tensor:
-    """`(rows, channels, H, W)` in half precision with the channels that gradients are padded to.
+    """`(rows, channels, H, W)` in half precision, with channels padded as gradients are.
 
-    Matrix units want a multiple of eight, and a compiler that writes the tensor anyway writes the
-    zeros with it.
+    Matrix units want a multiple of eight, and the compiler writes the zeros in the same kernel as
+    the tensor.
     """
     missing = padded(t.shape[1]) - t.shape[1] if t.element_size() == 2 else 0
     return torch.nn.functional.pad(t, (0, 0, 0, 0, 0, missing)) if missing else t
@@ -132,7 +132,7 @@ def filters(leaves: FilterLeaves, x: Tensor) -> Tensor:
 
 
 class _Outputs(torch.autograd.Function):
-    """A linear layer that leaves the gradients of its outputs."""
+    """A linear layer whose leaf receives the gradients of its outputs."""
 
     @staticmethod
     def forward(
@@ -144,7 +144,7 @@ class _Outputs(torch.autograd.Function):
         output: Tensor,
         views: int,
     ) -> Tensor:
-        # The input too: whoever keeps it for norms must learn if it is changed in place.
+        # The input too, so that autograd reports a change in place of what norms will need.
         ctx.save_for_backward(weight, x)
         ctx.views = views
         return torch.nn.functional.linear(x, weight, bias)
@@ -173,11 +173,11 @@ def linear(
 
 
 class _GroupNorm(torch.autograd.Function):
-    """Group norm in two sums over positions and one product and sum per element, each way.
+    """Group norm with two sums over positions and one elementwise pass, forward and backward.
 
-    Mean and variance of a group follow from those of its channels, and both the gradients of gain
-    and shift and the two means that the input's gradient needs follow from two sums per channel. So
-    sums run over positions alone, along which the channels lie side by side in memory. They are in
+    Mean and variance of a group follow from those of its channels. The gradients of gain and shift,
+    and the two means that the input's gradient needs, follow from two sums per channel. So all sums
+    run over spatial positions alone, along which channels are adjacent in memory. They are in
     float32 whatever the precision of the input.
     """
 
@@ -247,7 +247,7 @@ class _GroupNorm(torch.autograd.Function):
 
 
 def _spread(t: Tensor) -> Tensor:
-    """`(rows, channels, positions)`."""
+    """Reshape to `(rows, channels, positions)`."""
     return t.flatten(2) if t.dim() > 2 else t.unsqueeze(2)
 
 
@@ -263,12 +263,12 @@ def group_norm(layer: nn.GroupNorm, own: Own, x: Tensor) -> Tensor:
 
 
 class _Mish(torch.autograd.Function):
-    """`x tanh(log(1 + exp x))` with one exponential and one division, and no more for its slope.
+    """`x tanh(log(1 + exp x))` with one exponential and one division, shared with its derivative.
 
     With e = exp x and n = e (e + 2) the hyperbolic tangent is n / (n + 2). PyTorch's own takes an
     exponential, a logarithm and a tangent each time, and a compiled pass takes it several times.
 
-    What is returned is never a tensor under a second name: traced by PyTorch 2.11, such an output
+    The output is never another view of the same tensor: traced by PyTorch 2.11, such an output
     loses its gradient (pytorch/pytorch#180642).
     """
 
@@ -290,7 +290,7 @@ class _Mish(torch.autograd.Function):
 
 
 def _exponential(x: Tensor) -> Tensor:
-    """The exponential in float32 at least; beyond 20 it makes no difference."""
+    """The exponential in float32 at least, of inputs up to 20, beyond which mish is x."""
     return x.clamp(max=20.0).to(torch.promote_types(x.dtype, torch.float32)).exp()
 
 
@@ -303,5 +303,5 @@ _mish: Callable[..., Tensor] = _Mish.apply
 
 
 def mish(x: Tensor) -> Tensor:
-    """In place of `nn.Mish`."""
+    """Mish, in place of `nn.Mish`."""
     return _mish(x)

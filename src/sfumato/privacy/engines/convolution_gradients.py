@@ -58,8 +58,8 @@ def _by_taps(
 ) -> Tensor:
     """One batched product per filter tap, on shifted slices of the zero-padded input.
 
-    The output gradients lie on the padded grid with zeros at its ends, so a shifted slice of the
-    flattened input is contiguous and runs over rows and views alike; nothing is unfolded.
+    The output gradients are padded to the input's grid, so a shifted slice of the flattened input
+    is contiguous and runs over rows and views alike; nothing is unfolded.
     """
     (kh, kw), (ph, pw), (dh, dw) = kernel, padding, dilation
     channels, out = x.shape[1], d.shape[1]

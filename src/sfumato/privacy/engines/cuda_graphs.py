@@ -1,4 +1,4 @@
-"""Captured CUDA graphs: a function of tensors, recorded once and replayed without the host."""
+"""Captured CUDA graphs: functions of tensors, recorded once and replayed without the host."""
 
 from __future__ import annotations
 
@@ -13,54 +13,53 @@ from sfumato.memory import out_of_memory
 from sfumato.privacy.numerics.distance import distance
 
 WARM_UP = 2
-"""Calls that run as they are: they compile, and let libraries choose their algorithms."""
+"""Calls that run eagerly: they compile, and let libraries choose their algorithms."""
 
 SETTLED = 2 * (WARM_UP + 1)
-"""Calls after which a function and one that follows it are both replayed."""
+"""Calls after which a function and the one that follows it are both replayed."""
 
 
 _ALIKE = 1e-2
-"""How far apart two runs may be, relative to the largest number; bfloat16 has 8e-3."""
+"""Allowed difference of two runs, relative to the largest number; bfloat16 has 8e-3."""
 
 
 def apart(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """The largest difference of any two, relative to the largest number of the first."""
+    """The largest difference between two sequences, relative to the largest number of the first."""
     pairs = zip(wanted, found, strict=True)
     return max((distance(a.detach(), b.detach()) for a, b in pairs), default=0.0)
 
 
 @cache
 def _aside(device: torch.device) -> torch.cuda.Stream:
-    """The stream that functions are warmed up on: libraries keep a workspace for each."""
+    """The stream for warm-up calls: libraries keep one workspace per stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Pool:
-    """The memory of captured graphs; it is made when the first one asks for it."""
+    """The memory pool that captured graphs share, created with the first graph."""
 
     @cached_property
     def handle(self) -> Any:
-        """As PyTorch knows it."""
+        """PyTorch's handle of the pool."""
         return torch.cuda.graph_pool_handle()
 
 
 class Replayed:
-    """Runs a function of tensors of fixed shapes; on CUDA devices from the third call as a graph.
+    """A function of tensors of fixed shapes, replayed as a CUDA graph from the third call.
 
-    The function must not wait for the device, and reads and writes at fixed addresses apart from
-    its arguments. What a replay returns lies where the next replay's will lie.
+    The function must not synchronise with the device, and apart from its arguments reads and writes
+    at fixed addresses. The next replay overwrites the tensors that a replay returns.
 
     Guarantee: A graph is used only if its first replay returns what the function has returned for
-    the same inputs, up to what libraries that are not deterministic make of them.
-
-    Args:
+    Guarantee: A graph is used only if its first replay returns what the function has returned for
+    the same inputs, up to the differences of libraries that are not deterministic. Args:
         function: From tensors to a tuple of tensors.
-        aside: Whether arguments say where to run only, and are not read.
-        pool: Memory that graphs share, which are replayed in the order of their capture, one after
-            the other. What they return lasts until the first of them is replayed again.
+        aside: Whether arguments only state the device, and are not read.
+        pool: Memory shared by graphs that are replayed in the order of their capture, one after
+            the other. Their results last until the first of them is replayed again.
 
     Attributes:
-        refused: Why the function could not be captured and runs as it is, or None.
+        refused: The reason why the function could not be captured and runs eagerly, or None.
     """
 
     def __init__(
@@ -80,11 +79,11 @@ class Replayed:
 
     @property
     def captured(self) -> bool:
-        """Whether a graph is replayed."""
+        """Tell whether a graph is replayed."""
         return self._graph is not None
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The function's result."""
+        """Run the function, or replay its graph."""
         self._calls += 1
         early = self._calls <= WARM_UP
         if early or self.refused is not None or not all(t.is_cuda for t in inputs):
@@ -99,8 +98,9 @@ class Replayed:
         return self._outputs
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> bool:
-        # What stays from here on must not be cut out of large blocks that are free just now: these
-        # could not be given back any more.
+        # Free cached blocks first: memory of the graph that is cut from large cached blocks would
+        # keep
+        # them from being given back.
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self._inputs = inputs if self._aside else tuple(t.clone() for t in inputs)
@@ -116,7 +116,7 @@ class Replayed:
                 self._outputs = self._function(*self._inputs)
             graph.replay()
             if (off := apart(wanted, self._outputs)) > _ALIKE:
-                raise RuntimeError(f"replayed, it returns other numbers, {off:.1e} apart")
+                raise RuntimeError(f"replayed, it returns numbers that differ by {off:.1e}")
         except RuntimeError as reason:
             if out_of_memory(reason):
                 raise

@@ -12,10 +12,10 @@ from sfumato.privacy.engines.results import Gradients
 
 
 class Engine(ABC):
-    """One way to compute the per-example gradients of an objective.
+    """A method of computing the per-example gradients of an objective.
 
-    Nothing is checked here: which engine is right for a model is found out by
-    `sfumato.privacy.checks.engine_choice`.
+    An engine checks nothing itself: `sfumato.privacy.checks.engine_choice` finds out which engine
+    is right for a model.
 
     Args:
         objective: The model, its loss and its views.

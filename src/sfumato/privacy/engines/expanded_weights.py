@@ -16,11 +16,11 @@ from sfumato.privacy.engines.stored_gradients import zeros
 
 
 class NotPerLayer(Exception):
-    """The model uses its layers in a way that only the whole-model paths can follow."""
+    """Use of a layer that only an engine for the whole model can follow."""
 
 
 class Leaves:
-    """The per-example leaves of one pass, made as layers ask for them."""
+    """The per-example leaves of one pass, created as layers ask for them."""
 
     def __init__(self, examples: int, views: int, parameters: dict[int, nn.Parameter]) -> None:
         self.examples, self.views = examples, views
@@ -47,7 +47,7 @@ class Leaves:
     def defer(
         self, layer: nn.Conv2d | nn.Linear, x: Tensor, at: Geometry, output: torch.Size
     ) -> Tensor:
-        """The layer, with a leaf for the gradients of its output instead of its weight's."""
+        """Give a layer a leaf for the gradients of its output instead of those of its weight."""
         leaf = zeros(x, x.shape[0], *output[1:])
         self.deferred[id(layer.weight)] = x.detach(), leaf, at
         weight, shift = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
@@ -56,7 +56,7 @@ class Leaves:
         return filters(FilterLeaves(weight, shift, self.of(layer.bias), at, output=leaf), x)
 
     def own(self, module: nn.Module) -> Own:
-        """What the module's rule works with in this pass."""
+        """The values and leaves for the module's rule in this pass."""
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         return Own(
             self.views,
@@ -80,21 +80,21 @@ def by_rule(name: str, module: nn.Module, rule: Any, leaves: Leaves) -> Tapped:
 
 
 def deferring(module: nn.Module, leaves: Leaves, at: Geometry, output: torch.Size) -> Tapped:
-    """Run a layer whose weight's gradients are not written out."""
+    """Run a layer whose weight gradients are not materialised."""
     assert isinstance(module, nn.Conv2d | nn.Linear)
     layer = module
 
     def forward(input: Tensor) -> Tensor:
         fits = input.dim() == len(output) and input.shape[0] == leaves.examples * leaves.views
         if not fits or id(layer.weight) in leaves.deferred:
-            raise NotPerLayer("a layer is called in another way than it was at first")
+            raise NotPerLayer("a layer is called otherwise than it was at first")
         return leaves.defer(layer, input, at, output)
 
     return forward
 
 
 def by_vmap(name: str, module: nn.Module, leaves: Leaves) -> Tapped:
-    """Run a module on one example (and its views) at a time, with that example's leaves."""
+    """Run a module on one example (and its views) at a time, with the leaves of that example."""
     rows = leaves.examples * leaves.views
     own_forward = module.__dict__.get("forward")
 

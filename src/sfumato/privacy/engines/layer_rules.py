@@ -3,9 +3,9 @@
 Each rule runs a layer's ordinary forward pass on plain values and, for every trainable tensor of
 the layer, ties a *leaf* of shape `(examples, *shape)` into the graph. Where a parameter is small
 (norm gains and shifts) the leaf is used in its place; where it is large (filters, matrices) the
-leaf is never read, and an autograd function defines its gradient. Either way
-`torch.autograd.grad(loss, leaf)` is the gradient of each example apart, without hooks and
-without state on parameters.
+leaf is never read, and an autograd function defines its gradient. In both cases
+`torch.autograd.grad(loss, leaf)` returns per-example gradients, without hooks and without state on
+parameters.
 
 A rule sees `rows = examples * views` inputs in example-major order. Gradients are summed over the
 views of an example here; the mean is taken in the loss.
@@ -26,7 +26,7 @@ from sfumato.privacy.engines.convolution_gradients import Pair, conv_weight_grad
 
 @dataclass
 class Own:
-    """What a layer's rule works with: the layer's values and the leaves that receive gradients.
+    """The inputs of a layer's rule: the layer's values and the leaves that receive gradients.
 
     Attributes:
         views: Rows per example.
@@ -34,7 +34,7 @@ class Own:
         bias: The bias's value, or None.
         weight_leaf: The weight's per-example leaf, or None where it is not trained.
         bias_leaf: The bias's per-example leaf, likewise.
-        cast: Whether to cast as `torch.autocast` would; False where the values already are in the
+        cast: Whether to cast as `torch.autocast` would; False where the values are already in the
             precision of the pass.
     """
 
@@ -74,7 +74,7 @@ class _Convolution(torch.autograd.Function):
         output_padding: Pair,
         views: int,
     ) -> Tensor:
-        # With a frozen weight nothing but the shape of x is needed, and x may change in place.
+        # With a frozen weight only the shape of x is needed, so x may be changed in place.
         ctx.save_for_backward(None if weight_leaf is None else x, weight)
         ctx.shape = x.shape
         ctx.settings = stride, padding, dilation, groups, transposed, output_padding, views
@@ -177,7 +177,7 @@ def _pair(value: Any) -> Pair:
 
 
 def _padded(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Apply any padding that the convolution itself cannot, and say what is left to it."""
+    """Apply the padding that the convolution itself cannot; return the input and what is left."""
     before_after: list[int] = layer._reversed_padding_repeated_twice
     if layer.padding_mode != "zeros":
         return F.pad(x, before_after, mode=layer.padding_mode), (0,) * (x.dim() - 2)
@@ -231,7 +231,7 @@ def conv_transpose2d(
 
 def linear(layer: nn.Linear, own: Own, x: Tensor) -> Tensor:
     """Rule for `nn.Linear` on inputs of any number of dimensions."""
-    # In two dimensions the result is no view, so it may be changed in place afterwards.
+    # In two dimensions the result is not a view, so it may be changed in place afterwards.
     flat, values, shift = _values(x.reshape(-1, x.shape[-1]), own)
     y = _linear(flat, values, shift, own.weight_leaf, own.bias_leaf, x.shape[0] // own.views)
     return y.view(*x.shape[:-1], y.shape[-1])
@@ -278,7 +278,7 @@ class _GroupNorm(torch.autograd.Function):
         views: int,
     ) -> Tensor:
         rows, channels = x.shape[:2]
-        x = x.contiguous(memory_format=_order(x))
+        x = x.contiguous(memory_format=_memory_format(x))
         shape = rows, channels, x[0, 0].numel(), groups
         y, mean, inverse = torch.ops.aten.native_group_norm(x, weight, bias, *shape, eps)
         ctx.save_for_backward(x, weight, mean, inverse)
@@ -291,7 +291,7 @@ class _GroupNorm(torch.autograd.Function):
         x, weight, mean, inverse = ctx.saved_tensors
         shape, views = ctx.settings
         _, channels, _, groups = shape
-        d = d.contiguous(memory_format=_order(x))
+        d = d.contiguous(memory_format=_memory_format(x))
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.ops.aten.native_group_norm_backward(
@@ -304,8 +304,8 @@ class _GroupNorm(torch.autograd.Function):
         return dx, None, None, dw, db, None, None, None
 
 
-def _order(x: Tensor) -> torch.memory_format:
-    """The order of memory in which the library's kernels want what belongs to this tensor."""
+def _memory_format(x: Tensor) -> torch.memory_format:
+    """The memory format that PyTorch's kernels want for tensors that go with this one."""
     last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
@@ -342,7 +342,7 @@ def rms_norm(layer: nn.RMSNorm, own: Own, x: Tensor) -> Tensor:
 
 
 class _Embedding(torch.autograd.Function):
-    """Rows of a table, whose leaf receives per-example gradients."""
+    """Rows of an embedding table, whose leaf receives per-example gradients."""
 
     @staticmethod
     def forward(
@@ -357,9 +357,9 @@ class _Embedding(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         (rows, width), padding, views = ctx.settings
         examples = x.shape[0] // views
-        places = x.reshape(examples, -1, 1).long()
+        indices = x.reshape(examples, -1, 1).long()
         d = d.reshape(examples, -1, width)
-        dw = d.new_zeros(examples, rows, width).scatter_add_(1, places.expand_as(d), d)
+        dw = d.new_zeros(examples, rows, width).scatter_add_(1, indices.expand_as(d), d)
         if padding is not None:
             dw[:, padding] = 0
         return None, None, dw, None, None

@@ -7,7 +7,7 @@
   and mapped to theta by f's own derivative;
 - *torch.func*: any other module, run one example at a time under `torch.func.vmap`.
 
-`Vectorised` runs the whole model so.
+`Vectorised` runs the whole model under `torch.func.vmap`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from sfumato.privacy.engines.results import Deferred, Gradients
 
 
 class Layered(Engine):
-    """Every layer by the path that fits it, in one forward and one backward pass.
+    """Per-example gradients by the path that fits each layer, in one forward and one backward pass.
 
     Args:
         objective: The model, its loss and its views.
-        book_keeping: Keep inputs and output gradients instead of weight gradients where that is
+        book_keeping: Store inputs and output gradients instead of weight gradients where that is
             cheaper, on a CPU; see `book_keeping`.
     """
 
@@ -58,8 +58,8 @@ class Layered(Engine):
     def paths(self) -> list[Path]:
         """The path of each module."""
         return [
-            Path(name or "(whole model)", kind_of(module).__name__, way, size_of(module))
-            for name, module, way in self._ways(tuple(self.objective.trainable))
+            Path(name or "(whole model)", kind_of(module).__name__, path, size_of(module))
+            for name, module, path in self._module_paths(tuple(self.objective.trainable))
         ]
 
     @property
@@ -68,7 +68,7 @@ class Layered(Engine):
         return self.book_keeping and any(self._books.values())
 
     def prepare(self, x: Tensor, names: tuple[str, ...] | None = None) -> None:
-        """Look once at how the model calls its layers, to know which gradients to materialise.
+        """Record once how the model calls its layers, to decide which gradients to materialise.
 
         Args:
             x: Inputs like those to come.
@@ -79,7 +79,7 @@ class Layered(Engine):
         key = tuple(x.shape[1:]), names
         wanted = self.book_keeping and x.device.type == "cpu" and x.shape[0]
         if wanted and key not in self._books:
-            self._books[key] = deferrable(own.model, self._ways(names), x, own.views)
+            self._books[key] = deferrable(own.model, self._module_paths(names), x, own.views)
 
     def gradients(self, x: Tensor, y: Tensor) -> Gradients:
         """Per-example gradients in one pass, layer by layer.
@@ -91,8 +91,8 @@ class Layered(Engine):
         names = tuple(parameters)
         leaves = Leaves(y.shape[0], self.objective.views, {id(p): p for p in parameters.values()})
         taps: dict[nn.Module, Tapped] = {}
-        for name, module, way in self._ways(names):
-            if way == "torch.func":
+        for name, module, path in self._module_paths(names):
+            if path == "torch.func":
                 taps[module] = by_vmap(name, module, leaves)
             else:
                 taps[module] = by_rule(name, module, RULES[kind_of(module)], leaves)
@@ -100,7 +100,7 @@ class Layered(Engine):
             taps[module] = deferring(module, leaves, at, output)
         return _run(self.objective, x, y, parameters, leaves, taps)
 
-    def _ways(self, names: tuple[str, ...]) -> list[tuple[str, nn.Module, str]]:
+    def _module_paths(self, names: tuple[str, ...]) -> list[tuple[str, nn.Module, str]]:
         """The path of each module, for the parameters trained now."""
         if names not in self._assigned:
             self._assigned[names] = assign(self.objective.model)
@@ -109,7 +109,7 @@ class Layered(Engine):
     def _deferrable(
         self, x: Tensor, names: tuple[str, ...]
     ) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
-        """Layers whose gradients are not materialised; how they are called is looked at once."""
+        """Layers whose gradients are not materialised, found by running the model once."""
         self.prepare(x, names)
         narrow = x.dtype not in (torch.float32, torch.float64)
         if not self.book_keeping or x.device.type != "cpu" or narrow:
@@ -119,7 +119,7 @@ class Layered(Engine):
 
 
 class Vectorised(Engine):
-    """The whole model under `torch.func.vmap`."""
+    """Per-example gradients of the whole model under `torch.func.vmap`."""
 
     name = "torch.func"
 
@@ -143,7 +143,7 @@ def _run(
     leaves: Leaves,
     taps: dict[nn.Module, Tapped],
 ) -> Gradients:
-    """One pass with other forward passes in some modules, which tie the leaves in."""
+    """Run the objective with the forward passes of some modules replaced by ones with leaves."""
     with torch.enable_grad(), tapped(taps):
         outputs, losses = objective(x, y)
         tensors = _collect(losses.sum(), leaves, {id(p): p for p in parameters.values()})

@@ -1,4 +1,4 @@
-"""The reference: one example at a time through autograd. Everything is compared with it."""
+"""The reference that every engine is compared with: one example at a time through autograd."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def one_at_a_time(
     """Per-example gradients, each from a forward and a backward pass of its own.
 
     Guarantee: No example can reach another, whatever the model does, except through state that the
-    model hides from `Snapshot`: what it keeps between calls is put back before every example, and
-    ends as after a single pass.
+    model hides from `Snapshot`: the state that it keeps between calls is put back before every
+    example, and ends as after a single pass.
     """
     objective = Objective(model, loss, views)
     parameters = objective.trainable
@@ -66,7 +66,7 @@ def one_at_a_time(
 
 
 class OneAtATime(Engine):
-    """Examples run through the model one at a time: slow, and right for every model."""
+    """The reference as an engine: examples run one at a time, slow and right for every model."""
 
     name = "loop"
 

@@ -1,4 +1,4 @@
-"""Gradients of which only the sum is wanted, as without privacy: one ordinary backward pass."""
+"""One ordinary backward pass for training without privacy, where only the sum is needed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sfumato.privacy.numerics.precision import widest
 
 
 class Ordinary:
-    """One physical batch for a rule that clips nothing.
+    """Gradients of one physical batch for a clipping rule that clips nothing.
 
-    Norms of single examples are not known: they count as zero where the loss is finite, and as not
-    a number where it is not. The sum is differentiated once, with the weights inside.
+    Per-example norms are unknown: they are zero where the loss is finite, and NaN where it is not.
+    The sum is differentiated once, with the weights inside.
 
     Args:
         objective: The model, its loss and its views.
@@ -29,12 +29,12 @@ class Ordinary:
         self.outputs, self.losses = outputs.detach(), self._losses.detach()
 
     def squared_norms(self) -> Tensor:
-        """Zero, or not a number: `(examples, parameters)`."""
+        """Zero or NaN for each example and parameter: `(examples, parameters)`."""
         known = torch.where(self.losses.isfinite(), 0.0, torch.nan)
         return known.to(widest(known.device)).unsqueeze(1).expand(-1, len(self.names))
 
     def weighted_sum(self, weights: Tensor) -> list[Tensor]:
-        """The gradient of the weighted sum of losses, with weights alike for all parameters."""
+        """The gradient of the weighted sum of losses, with one weight for all parameters."""
         own = weights[:, 0].to(self._losses.dtype)
         if not self._losses.requires_grad:
             return [torch.zeros_like(p) for p in self._parameters]

@@ -1,4 +1,4 @@
-"""Which module takes which path to its per-example gradients."""
+"""Assignment of modules to the paths by which their per-example gradients are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tapped = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Path:
-    """How the gradients of one module are taken."""
+    """The path by which the gradients of one module are computed."""
 
     module: str
     kind: str
@@ -26,7 +26,7 @@ class Path:
 
 
 def kind_of(module: nn.Module) -> type[nn.Module]:
-    """A module's class, as it was before it was parametrised."""
+    """A module's class before parametrisation."""
     kind: type[nn.Module] = parametrize.type_before_parametrizations(module)
     return kind
 
@@ -37,7 +37,7 @@ def size_of(module: nn.Module) -> int:
 
 
 def _owns(module: nn.Module) -> bool:
-    """Whether a module has trainable parameters of its own, in a list or dictionary included."""
+    """Tell whether a module has trainable parameters of its own, or in a list or dictionary."""
     lists = (nn.ParameterList, nn.ParameterDict)
     own = [*module._parameters.values()]
     own += [
@@ -47,7 +47,7 @@ def _owns(module: nn.Module) -> bool:
 
 
 def assign(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
-    """Each module that trains something, its name, and the way its gradients are taken."""
+    """The name, the module and the path of each module with trainable parameters."""
     assigned: dict[nn.Module, tuple[str, str]] = {}
 
     def walk(name: str, module: nn.Module) -> None:
@@ -64,12 +64,12 @@ def assign(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
                 walk(f"{name}.{child_name}" if name else child_name, child)
 
     walk("", model)
-    return [(name, module, way) for module, (name, way) in assigned.items()]
+    return [(name, module, path) for module, (name, path) in assigned.items()]
 
 
 @contextmanager
 def tapped(taps: dict[nn.Module, Tapped]) -> Iterator[None]:
-    """Give modules another forward for the time of one pass."""
+    """Replace the forward methods of modules for one pass."""
     before = {module: module.__dict__.get("forward") for module in taps}
     for module, forward in taps.items():
         module.__dict__["forward"] = forward

@@ -12,12 +12,12 @@ from torch import Tensor
 from sfumato.privacy.numerics.precision import full_precision, widest
 
 _CHUNK = 256
-"""Squares added up in float32 before float64 takes over: at most 256 roundings of 2^-24 each keep
+"""Squares summed in float32 before float64 takes over: at most 256 roundings of 2^-24 each keep
 the norm right to 8e-6 in any order of summation, within the clipping rules' margin of 1e-5."""
 
 
 class PerExampleGradients(Protocol):
-    """Per-example gradients as the mechanism needs them: norms, then a weighted sum."""
+    """Per-example gradients as the mechanism uses them: norms, then a weighted sum."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,22 +47,22 @@ class PerExampleGradients(Protocol):
 
 
 class Deferred(Protocol):
-    """One parameter's per-example gradients that are not written out unless someone asks."""
+    """Per-example gradients of one parameter that are materialised only on request."""
 
     def tensor(self) -> Tensor:
         """The gradients `(examples, *shape)`."""
         ...
 
     def squared_norms(self) -> Tensor:
-        """Their squared norms `(examples,)`, never too small."""
+        """Squared norms `(examples,)`, never too small."""
         ...
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Their weighted sum; an example of weight zero adds exactly nothing."""
+        """The weighted sum; an example of weight zero adds exactly nothing."""
         ...
 
     def first(self, examples: int) -> Deferred:
-        """Those of the first examples only."""
+        """The gradients of the first examples only."""
         ...
 
 
@@ -73,8 +73,8 @@ class Gradients:
     Attributes:
         names: Trainable parameters, in the order of every other sequence here.
         shapes: Their shapes.
-        parts: One `(examples, *shape)` tensor per parameter, or what stands for it, or None where
-            the loss does not depend on the parameter.
+        parts: One `(examples, *shape)` tensor or `Deferred` per parameter, or None where the loss
+            does not depend on the parameter.
         losses: Loss of each example.
         outputs: The model's outputs, one row per view.
     """
@@ -108,7 +108,7 @@ class Gradients:
     def squared_norms(self) -> Tensor:
         """Squared norms `(examples, parameters)`, in float64 where the device has it.
 
-        Guarantee: Products behind them are in float32 or wider, whatever is switched on around.
+        Guarantee: The products in them are in float32 or wider, whatever autocast or TF32 says.
         """
         examples = self.losses.shape[0]
         zeros = torch.zeros(examples, device=self.losses.device, dtype=widest(self.losses.device))
@@ -163,7 +163,7 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
 
 
 _AT_ONCE = {"cpu": 1 << 18}
-"""Numbers turned into float64 at once: on a CPU 2 MiB, which its caches hold."""
+"""Numbers converted to float64 at once: on a CPU 2 MiB, which fit its caches."""
 
 _AT_ONCE_ELSEWHERE = 1 << 22
 

@@ -1,10 +1,10 @@
-"""What to keep of a convolution's per-example gradients, decided layer by layer from its cost.
+"""Plan of what to store of each convolution's per-example gradients, by estimated cost.
 
-- *materialise*: keep every example's gradient; its norm comes with it, the sum is read from it;
-- *norm-only*: compute every example's gradient but keep its norm alone, then take the weighted sum
-  as one more product (book-keeping, Bu et al., 2022);
-- *ghost*: get the norm from products of patches (Li et al., 2021), cheap where views and positions
-  are few, then the weighted sum likewise.
+- *materialise*: store every example's gradient; the norm and the weighted sum are read from it;
+- *norm-only*: compute every example's gradient but store its norm alone, then compute the weighted
+  sum as one more product (book-keeping, Bu et al., 2022);
+- *ghost*: compute the norm from products of patches (Li et al., 2021), cheap where views and
+  spatial positions are few, then the weighted sum as in *norm-only*.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
 
-Way = Literal["materialise", "norm-only", "ghost"]
-WAYS: tuple[Way, ...] = ("materialise", "norm-only", "ghost")
+Storage = Literal["materialise", "norm-only", "ghost"]
+STORAGES: tuple[Storage, ...] = ("materialise", "norm-only", "ghost")
 
 PRODUCTS = 3.5e14
-"""Multiplications and additions a second that the kernels reach on an H200 in bfloat16."""
+"""Multiplications and additions per second that the kernels reach on an H200 in bfloat16."""
 BYTES = 3.5e12
-"""Bytes a second that its memory delivers."""
+"""Bytes per second of its memory."""
 _NARROW_BYTES = 2
 """Of a number in bfloat16."""
 SHARE = 2 / 3
-"""Bytes of kept gradients for each byte that the backward pass keeps anyway."""
+"""Bytes of stored gradients for each byte that the backward pass stores anyway."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Convolution:
 
     Attributes:
         name: The layer's name.
-        at: How it walks, and the views.
-        channels: Input channels; `filters` are the output channels, `positions` those of an output.
+        at: Its geometry, and the views.
+        channels: Input channels; `filters` are the output channels, `positions` the spatial
+            positions of an output.
     """
 
     name: str
@@ -57,74 +58,74 @@ class Convolution:
         """Views times positions, the length of the product that makes a gradient."""
         return self.at.views * self.positions
 
-    def seconds(self, way: Way, examples: int) -> float:
-        """Estimated time on an H200 for so many examples."""
+    def seconds(self, storage: Storage, examples: int) -> float:
+        """Estimated time on an H200 for this number of examples."""
         product = 2 * self.entries * self.length * examples / PRODUCTS
         moved = 2 * self.entries * examples / BYTES
-        if way == "materialise":
+        if storage == "materialise":
             return max(product, moved) + moved
-        if way == "norm-only":
+        if storage == "norm-only":
             return 2 * product
         taps = self.at.kernel[0] * self.at.kernel[1]
         patches = 2 * self.length**2 * (taps * self.channels + self.filters) * examples / PRODUCTS
         return patches + product
 
-    def bytes(self, way: Way, examples: int) -> int:
-        """Memory that is kept until the weighted sum, in bytes; inputs are there anyway."""
-        if way == "materialise":
+    def bytes(self, storage: Storage, examples: int) -> int:
+        """Memory in bytes that is occupied until the weighted sum; inputs are stored anyway."""
+        if storage == "materialise":
             return 2 * self.entries * examples
         return 2 * self.filters * self.length * examples
 
-    def possible(self) -> tuple[Way, ...]:
-        """The ways that this layer can take."""
-        return WAYS[:2] if self.length > GHOST_LONGEST else WAYS
+    def possible(self) -> tuple[Storage, ...]:
+        """The choices of storage that this layer allows."""
+        return STORAGES[:2] if self.length > GHOST_LONGEST else STORAGES
 
 
-def plan(layers: Sequence[Convolution], examples: int, *, memory: int) -> dict[str, Way]:
-    """The fastest way for each layer, within a limit of what may be kept at once.
+def plan(layers: Sequence[Convolution], examples: int, *, memory: int) -> dict[str, Storage]:
+    """The fastest storage for each layer, within a limit of memory.
 
     Args:
         layers: The convolutions.
         examples: The physical batch.
-        memory: Bytes that gradients may take. Where the fastest ways need more, the change is made
-            that loses least among those that are enough by themselves; while none is, the one that
-            gives back most bytes for the time it loses.
+        memory: Bytes that gradients may take. Where the fastest choices need more, layers change
+            one by one: the change that loses the least time among those that are enough by
+            themselves, or else the one that frees the most bytes for the time it loses.
     """
-    chosen: dict[str, Way] = {
-        layer.name: min(layer.possible(), key=lambda way: layer.seconds(way, examples))
+    chosen: dict[str, Storage] = {
+        layer.name: min(layer.possible(), key=lambda storage: layer.seconds(storage, examples))
         for layer in layers
     }
     while (
         excess := sum(layer.bytes(chosen[layer.name], examples) for layer in layers) - memory
     ) > 0:
-        savings: list[tuple[float, int, str, Way]] = []
+        savings: list[tuple[float, int, str, Storage]] = []
         for layer in layers:
             now = chosen[layer.name]
-            for way in layer.possible():
-                freed = layer.bytes(now, examples) - layer.bytes(way, examples)
+            for storage in layer.possible():
+                freed = layer.bytes(now, examples) - layer.bytes(storage, examples)
                 if freed > 0:
-                    lost = layer.seconds(way, examples) - layer.seconds(now, examples)
-                    savings.append((lost, freed, layer.name, way))
+                    lost = layer.seconds(storage, examples) - layer.seconds(now, examples)
+                    savings.append((lost, freed, layer.name, storage))
         if not savings:
             break
         enough = [saving for saving in savings if saving[1] >= excess]
-        _, _, name, way = min(enough) if enough else min(savings, key=lambda s: s[0] / s[1])
-        chosen[name] = way
+        _, _, name, storage = min(enough) if enough else min(savings, key=lambda s: s[0] / s[1])
+        chosen[name] = storage
     return chosen
 
 
 @torch.enable_grad()
 def room(model: nn.Module, row: Tensor, rows: int) -> int:
-    """Bytes that kept gradients may take beside what a backward pass keeps of so many rows.
+    """Bytes that stored gradients may take beside what a backward pass stores for these rows.
 
     Args:
         model: The model.
-        row: An input of one row, which is not looked at, only its like.
-        rows: Of a physical batch.
+        row: An input of one row; its values are not used.
+        rows: Rows of a physical batch.
     """
 
     def kept(count: int) -> int:
-        """Numbers that a backward pass over so many rows keeps, weights among them."""
+        """Numbers that a backward pass over this many rows stores, weights among them."""
         found: dict[int, Tensor] = {}
 
         def note(t: Tensor) -> Tensor:
@@ -139,7 +140,7 @@ def room(model: nn.Module, row: Tensor, rows: int) -> int:
 
 
 def geometry_of(layer: nn.Conv2d, views: int) -> Geometry | None:
-    """How a convolution walks, or None where it has groups or pads otherwise than with zeros.
+    """A convolution's geometry, or None where it has groups or pads otherwise than with zeros.
 
     Args:
         layer: The convolution.
@@ -154,15 +155,15 @@ def geometry_of(layer: nn.Conv2d, views: int) -> Geometry | None:
 
 
 def by_outputs(inputs: int, outputs: int, views: int) -> bool:
-    """Whether a linear layer had better keep the gradients of its outputs than its matrix's."""
+    """Tell whether storing a linear layer's output gradients is cheaper than its weight's."""
     return inputs * outputs >= 16 * views * (inputs + outputs)
 
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, row: Tensor) -> dict[nn.Module, list[torch.Size]]:
-    """Shapes of what each convolution and linear layer returns for one row, for each call of it.
+    """Output shapes of each convolution and linear layer for one row, one shape per call.
 
-    The layers come in the order of their first calls. The row is not looked at, only its like.
+    The layers come in the order of their first calls. The values of the row are not used.
     """
     found: dict[nn.Module, list[torch.Size]] = {}
 

@@ -1,7 +1,7 @@
-"""What the compiled pass keeps of each trained tensor's per-example gradients.
+"""Storage of each trained tensor's per-example gradients in the compiled pass.
 
 A *slot* belongs to one tensor of a layer (a weight or a bias) that is made of one or several
-parameters. It has leaves whose gradients the pass takes, and turns what it finds there into squared
+parameters. It has leaves whose gradients the pass computes, and turns these gradients into squared
 norms per example and into a weighted sum, both in the space of the parameters.
 """
 
@@ -18,23 +18,23 @@ from torch import Tensor
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import UNIT, Geometry, ghost_rounding, padded
 from sfumato.nn.reparametrisation import FilterStandardisation
-from sfumato.privacy.engines.storage_plan import Way
+from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.numerics.rescaling import rescaled
 
 Pullback = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class Slot(Protocol):
-    """One trained tensor of a layer."""
+    """Storage for the gradients of one trained tensor of a layer."""
 
     names: tuple[str, ...]
     """The parameters behind it."""
     value: Tensor
-    """Its value in the precision of the pass, at a fixed address."""
+    """The tensor's value in the precision of the pass, at a fixed address."""
 
     @property
-    def asks(self) -> bool:
-        """Whether the layer's input is needed."""
+    def needs_input(self) -> bool:
+        """Tell whether the layer's input is needed."""
         ...
 
     def leaves(self) -> list[Tensor]:
@@ -42,7 +42,7 @@ class Slot(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Take the parameters' current values."""
+        """Copy the parameters' current values."""
         ...
 
     def squared(self, found: list[Tensor], x: Tensor | None) -> Sequence[Tensor]:
@@ -54,7 +54,7 @@ class Slot(Protocol):
 
         Args:
             found: The gradients of the leaves.
-            x: The layer's input, where the slot asked for it.
+            x: The layer's input, if the slot needs it.
             weights: `(examples, parameters)` in the order of `names`, or `(examples, 1)` for all.
         """
         ...
@@ -72,13 +72,13 @@ def at_least_float32(t: Tensor) -> Tensor:
 
 @dataclass
 class Whole:
-    """Keeps the gradient of every example.
+    """Slot that stores the gradient of every example.
 
     Attributes:
-        leaf: Receives it, an expanded view of `value` (small tensors are read through it) or of a
-            zero.
-        pullback: From gradients of what the leaf stands for to gradients of the parameters; None
-            if they are the same.
+        leaf: Receives the gradients; an expanded view of `value` (through which small tensors are
+            read) or of a zero.
+        pullback: From gradients of the leaf's tensor to gradients of the parameters; None if they
+            are the same.
     """
 
     names: tuple[str, ...]
@@ -88,32 +88,32 @@ class Whole:
     pullback: Pullback | None
 
     @property
-    def asks(self) -> bool:
-        """No."""
+    def needs_input(self) -> bool:
+        """False: the input is not needed."""
         return False
 
     def leaves(self) -> list[Tensor]:
-        """The one leaf."""
+        """The single leaf."""
         return [self.leaf]
 
     def refresh(self) -> None:
-        """Take the parameters' current values."""
+        """Copy the parameters' current values."""
         self.value.copy_(self.read())
 
     def squared(self, found: list[Tensor], x: Tensor | None) -> list[Tensor]:
-        """Norms of what the pullback gives for each example."""
+        """Squared norms of each example's gradient after the pullback."""
         wide = at_least_float32(found[0])
         back = (wide,) if self.pullback is None else self.pullback(wide)
         return [part.square().sum(tuple(range(1, part.dim()))) for part in back]
 
     def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
-        """Sum first, pull back once."""
+        """Weighted sums, summed first and pulled back once."""
         sums = [definitions.row_sum(found[0], own) for own in weights.unbind(1)]
         return _pulled(self.pullback, sums, len(self.names))
 
 
 def _pulled(pullback: Pullback | None, sums: list[Tensor], count: int) -> list[Tensor]:
-    """Each parameter's part of the pullback of its own sum; one sum serves all."""
+    """Each parameter's part of the pullback of its own sum; a single sum serves all."""
     if pullback is None:
         return sums
     parts = [pullback(total.unsqueeze(0)) for total in sums]
@@ -121,14 +121,14 @@ def _pulled(pullback: Pullback | None, sums: list[Tensor], count: int) -> list[T
 
 
 class Together:
-    """Small tensors that are parameters themselves: their gradients lie in one row per example.
+    """Small tensors that are parameters themselves, with their gradients in one row per example.
 
     Args:
-        slots: Theirs.
+        slots: The slots of these tensors.
     """
 
     MOST = 4096
-    """Numbers of a tensor that is still small."""
+    """The largest number of entries of a small tensor."""
 
     def __init__(self, slots: Sequence[Whole]) -> None:
         self.slots = list(slots)
@@ -139,7 +139,7 @@ class Together:
 
     @classmethod
     def takes(cls, slot: Slot) -> TypeGuard[Whole]:
-        """Whether a slot is one of these."""
+        """Tell whether a slot belongs to this group."""
         small = slot.value.numel() <= cls.MOST
         return isinstance(slot, Whole) and slot.pullback is None and small
 
@@ -157,22 +157,22 @@ class Together:
 
         One column of weights serves all parameters.
         """
-        places = list(itertools.pairwise(self._ends))
+        spans = list(itertools.pairwise(self._ends))
         if weights.shape[1] == 1:
             whole = torch.ops.sfumato.row_sum(rows, weights[:, 0])
-            parts = [whole[a:b] for a, b in places]
+            parts = [whole[a:b] for a, b in spans]
         else:
             columns = weights.unbind(1)
             parts = [
                 torch.ops.sfumato.row_sum(rows[:, a:b], own)
-                for (a, b), own in zip(places, columns, strict=True)
+                for (a, b), own in zip(spans, columns, strict=True)
             ]
         return [part.view(slot.value.shape) for part, slot in zip(parts, self.slots, strict=True)]
 
 
 @dataclass
 class Matrix:
-    """Keeps of a linear layer's gradients those of its outputs: a ghost norm, and one product.
+    """Slot that stores a linear layer's output gradients: a ghost norm, and one product.
 
     Attributes:
         leaf: Receives the gradients of the outputs, `(rows, out)`.
@@ -186,20 +186,20 @@ class Matrix:
     views: int
 
     @property
-    def asks(self) -> bool:
-        """Yes."""
+    def needs_input(self) -> bool:
+        """True: the input is needed."""
         return True
 
     def leaves(self) -> list[Tensor]:
-        """The one leaf."""
+        """The single leaf."""
         return [self.leaf]
 
     def refresh(self) -> None:
-        """Take the parameters' current values."""
+        """Copy the parameters' current values."""
         self.value.copy_(self.read())
 
     def squared(self, found: list[Tensor], x: Tensor | None) -> list[Tensor]:
-        """The sum over pairs of views of the products of their inputs and of their gradients."""
+        """Squared norms: over pairs of views, products of their inputs and of their gradients."""
         assert x is not None
         a, b = (
             at_least_float32(t).view(-1, self.views, t.shape[1]) for t in (x.detach(), found[0])
@@ -220,26 +220,26 @@ class Matrix:
 
 @dataclass
 class Filters:
-    """Keeps of a convolution's filter gradients what the planner says.
+    """Slot that stores of a convolution's filter gradients what the planner chose.
 
-    With *ghost* norms the filters are those without a gain, which is a tensor of its own then, and
-    the norm is an upper bound: that of the gradient before the part along the filter is taken out.
+    With *ghost* norms the filters are those without the gain, which has a slot of its own, and the
+    norm is an upper bound: the norm before the component along the filter is removed.
 
     Attributes:
-        way: See `sfumato.privacy.engines.storage_plan`.
-        geometry: How the convolution walks.
+        storage: See `sfumato.privacy.engines.storage_plan`.
+        geometry: The convolution's geometry.
         step: The parametrisation of the filters, or None for plain ones.
         raw: The raw weight of that parametrisation.
         centred: The centred raw filters at a fixed address, `(out, kh, kw, in)`, in float32.
         directions: The same in the precision of the pass.
-        factors: What the step's derivative does, at a fixed address; see
+        factors: Factors of the parametrisation's derivative, at a fixed address; see
             `sfumato.kernels.definitions.FACTORS`.
     """
 
     names: tuple[str, ...]
     read: Callable[[], Tensor]
     value: Tensor
-    way: Way
+    storage: Storage
     geometry: Geometry
     examples: int
     output_shape: tuple[int, ...]
@@ -261,26 +261,26 @@ class Filters:
             self.centred = self.value.new_zeros(one, dtype=wide)
             self.directions = self.value.new_zeros(one)
             self.factors = self.value.new_zeros((4, out), dtype=wide)
-        if self.way == "ghost":
+        if self.storage == "ghost":
             self.ghost = zeros(self.value, self.examples, dtype=wide)
         else:
             count = 1 if self.step is None else 3
             self.statistics = zeros(self.value, self.examples, count, out, dtype=wide)
-        if self.way == "materialise":
+        if self.storage == "materialise":
             lain = (out, *self.geometry.kernel, padded(channels))
             self.gradient = zeros(self.value, self.examples, *lain)
         else:
             self.output = zeros(self.value, *self.output_shape)
 
     @property
-    def asks(self) -> bool:
-        """Where the sum is one more product."""
+    def needs_input(self) -> bool:
+        """True if the sum is computed by one more product."""
         return self.output is not None
 
     @property
     def scales(self) -> Tensor | None:
-        """What ghost norms multiply each filter's gradient by, `(out,)`, or None for nothing."""
-        return self.factors[0] if self.way == "ghost" and self.factors is not None else None
+        """Factors of each filter's gradient in ghost norms, `(out,)`, or None."""
+        return self.factors[0] if self.storage == "ghost" and self.factors is not None else None
 
     def leaves(self) -> list[Tensor]:
         """Norms or statistics first, then gradients of the filters or of the output."""
@@ -288,19 +288,21 @@ class Filters:
         return [leaf for leaf in every if leaf is not None]
 
     def refresh(self) -> None:
-        """Take the parameters' current values."""
+        """Copy the parameters' current values."""
         if self.step is None or self.raw is None:
             self.value.copy_(self.read())
             return
-        gain = None if self.way == "ghost" or self.step.gain is None else self.step.gain.detach()
+        gain = (
+            None if self.storage == "ghost" or self.step.gain is None else self.step.gain.detach()
+        )
         torch.ops.sfumato.write_standardised(
             self.raw.detach(), gain, self.value, self.centred, self.directions, self.factors,
             self.step.plain, self.step.eps,
         )  # fmt: skip
 
     def squared(self, found: list[Tensor], x: Tensor | None) -> Sequence[Tensor]:
-        """Norms from what the operators have found."""
-        if self.way == "ghost":
+        """Squared norms from the operators' statistics."""
+        if self.storage == "ghost":
             return found[:1]
         if self.directions is None:
             return [found[0][:, 0].sum(1)]
@@ -310,7 +312,7 @@ class Filters:
         return list(norms.unbind(1)[: len(self.names)])
 
     def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
-        """From the gradients if they were kept, else by one more product."""
+        """Weighted sums from the stored gradients, or by one more product."""
         parts = []
         for k in range(len(self.names) if weights.shape[1] > 1 else 1):
             total = self._total(found[1], x, weights[:, k])
@@ -323,7 +325,7 @@ class Filters:
     def _total(self, kept: Tensor, x: Tensor | None, weights: Tensor) -> Tensor:
         """The weighted sum of the gradients of the filters, `(out, kh, kw, in)`."""
         total: Tensor
-        if self.way == "materialise":
+        if self.storage == "materialise":
             total = torch.ops.sfumato.row_sum(kept, weights)
             return total[..., : self.value.shape[1]]
         at = self.geometry

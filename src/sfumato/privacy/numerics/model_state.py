@@ -1,4 +1,4 @@
-"""What a model keeps between calls, and how to run it without leaving a trace."""
+"""The state that a model keeps between calls: snapshots, and passes that leave no trace."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class _Extra:
 
 
 class Snapshot:
-    """The state of modules and of callables: all that could carry data from one call to the next.
+    """The state of modules and callables: all that could carry data from one call to the next.
 
-    Parameters and buffers by value, everything in attributes and in what these hold, classes,
-    closures, extra state, and which hooks are registered. Random number generators of a model's
-    own are put back, but a draw from them is no difference.
+    Parameters and buffers by value, attributes and everything they hold, classes, closures, extra
+    state, and the hooks that are registered. Random number generators owned by a model are
+    restored, but a draw from them does not count as a difference.
     """
 
     def __init__(self, *parts: object) -> None:
@@ -65,7 +65,7 @@ class Snapshot:
             self._hooks[f"{prefix}{kind}"] = hooks, dict(hooks)
 
     def put_back(self) -> None:
-        """Give the modules this state again, in the very same tensors, without later hooks."""
+        """Restore this state of the modules, in the very same tensors, and remove later hooks."""
         self._graph.put_back()
         for extra in self._extra.values():
             if extra.seen.first_difference(_graph(extra.module.get_extra_state())) is not None:
@@ -82,7 +82,7 @@ class Snapshot:
         )
 
     def same_draws(self, other: Snapshot) -> bool:
-        """Tell whether nothing was drawn between the two from generators of the modules' own."""
+        """Tell whether generators owned by the modules drew nothing between the two."""
         return self._graph.same_draws(other._graph)
 
     def first_difference(self, other: Snapshot) -> str | None:
@@ -107,7 +107,7 @@ def _graph(value: Any) -> ObjectGraph:
 
 
 def hook_keys(model: nn.Module) -> tuple[int, ...]:
-    """PyTorch's numbers, each given once, of all hooks on the model's modules and on all modules.
+    """PyTorch's unique numbers of all hooks on the model's modules and of the global module hooks.
 
     Two calls return the same if and only if no hook was added or removed between them.
     """
@@ -129,7 +129,7 @@ def _devices(model: nn.Module) -> list[int]:
 
 
 def seed(model: nn.Module, value: int = PROBE_SEED) -> None:
-    """Start every random number generator that the model may draw from, and no other, anew."""
+    """Seed every random number generator that the model may draw from, and no other."""
     random.seed(value)
     np.random.seed(value % 2**32)
     torch.default_generator.manual_seed(value)
@@ -146,7 +146,7 @@ class RandomState:
         self._cuda = {index: torch.cuda.get_rng_state(index) for index in _devices(model)}
 
     def put_back(self) -> None:
-        """Have the generators go on from here."""
+        """Restore the generators to this state."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
@@ -166,7 +166,7 @@ class RandomState:
 
 @contextmanager
 def undisturbed(model: nn.Module, *others: object) -> Iterator[None]:
-    """Put the state of modules and callables and the global random states back afterwards."""
+    """Restore the state of modules and callables and the global random states afterwards."""
     before, drawn = Snapshot(model, *others), RandomState(model)
     try:
         yield
@@ -176,7 +176,7 @@ def undisturbed(model: nn.Module, *others: object) -> Iterator[None]:
 
 
 class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Holds PyTorch's random numbers still, so that a batch and its examples alone see the same.
+    """Mode with constant random numbers, the same in a batch and for one example.
 
     Every draw gives a fixed value in its range: 1 for Bernoulli trials (dropout keeps everything),
     one half for uniform and other real numbers, the identity for permutations.

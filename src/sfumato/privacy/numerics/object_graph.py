@@ -1,4 +1,4 @@
-"""All that objects hold, however deep: values to compare, and a way to put them back."""
+"""Everything that objects hold, however deep: values to compare and to restore."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 _MOST = 20_000
-"""Objects that are looked at, those nearest to where the search begins first."""
+"""Most objects that are visited, those nearest to the start of the search first."""
 
 _SCALARS = (type(None), int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
 
@@ -26,7 +26,7 @@ _PASSED_OVER = frozenset(
         "importlib", "tqdm",
     }
 )  # fmt: skip
-"""Packages with objects that keep nothing of the data by themselves, or belong to other threads."""
+"""Packages whose objects keep nothing of the data by themselves, or belong to other threads."""
 
 _TORCH_S_OWN = frozenset(vars(nn.Module()))
 
@@ -37,26 +37,26 @@ _Restore = Callable[[], None]
 
 @dataclass(frozen=True)
 class _Alias:
-    """An object that was met before, under another name."""
+    """An object that was visited before, under another name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class _Composite:
-    """The kind of an object that holds others, and the names of these."""
+    """The kind of an object that holds others, and their names."""
 
     kind: type
     names: tuple[str, ...]
 
 
 class ObjectGraph:
-    """Everything that can be reached from some objects, each looked at once.
+    """Everything that can be reached from some objects, each visited once.
 
-    Looks into modules with their parameters, buffers and attributes, containers, objects of other
-    people's classes with `__dict__` or `__slots__`, these classes, and the closures, defaults and
-    bound objects of functions. Random number generators are put back, but are no values: a draw
-    moves them whatever the data are.
+    Visits modules with their parameters, buffers and attributes, containers, objects of classes
+    outside the packages above with `__dict__` or `__slots__`, these classes, and the closures,
+    defaults and bound objects of functions. Random number generators are restored, but not
+    compared: a draw moves them whatever the data are.
 
     Attributes:
         values: A copy of each value by its name.
@@ -72,13 +72,13 @@ class ObjectGraph:
         self._waiting: deque[tuple[str, Any]] = deque()
 
     def add(self, name: str, value: Any) -> None:
-        """Take up an object and all that it holds."""
+        """Add an object and everything it holds."""
         self._waiting.append((name, value))
         while self._waiting:
             self._visit(*self._waiting.popleft())
 
     def put_back(self) -> None:
-        """Give all objects the values that they had, in the very same objects."""
+        """Restore the values of all objects, in the very same objects."""
         with torch.no_grad():
             for restore in self._restores:
                 restore()
@@ -168,7 +168,7 @@ class ObjectGraph:
         self._attributes(name, value)
 
     def _module(self, name: str, module: nn.Module) -> None:
-        # A parameter that the model makes when it is first called stays, and is trained.
+        # A parameter that the model creates in its first call stays, and is trained.
         for holder, stays in ((module._parameters, True), (module._buffers, False)):
             self._dictionary(name, holder, additions_stay=stays)
         self._attributes(name, module)
@@ -205,7 +205,7 @@ class ObjectGraph:
     def _cell(self, name: str, cell: types.CellType) -> None:
         try:
             before = cell.cell_contents
-        except ValueError:  # Nothing was put into it yet.
+        except ValueError:  # The cell is still empty.
             return
 
         def restore() -> None:
@@ -275,7 +275,7 @@ class ObjectGraph:
     def _dictionary(
         self, name: str, held: Any, left_out: Iterable[str] = (), *, additions_stay: bool = False
     ) -> None:
-        """The named things in a dictionary, which other things may share with them."""
+        """Add the named entries of a dictionary that may hold other entries too."""
         before = {k: v for k, v in held.items() if k not in left_out}
 
         def restore() -> None:
@@ -297,7 +297,7 @@ class ObjectGraph:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Tell whether two copied values are the same; no numbers count as the same."""
+    """Tell whether two copied values are the same; NaN equals NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return _same_tensors(a, b)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -372,7 +372,7 @@ def _refill_set(held: set[Any], before: set[Any]) -> None:
 
 
 def _key(place: int, key: Any) -> str:
-    """The name of an entry: by its key, if that says more than where it lies in memory."""
+    """The name of an entry: its key, if that says more than a memory address, else its position."""
     plain = isinstance(key, _SCALARS) or (
         isinstance(key, tuple) and all(isinstance(k, _SCALARS) for k in key)
     )

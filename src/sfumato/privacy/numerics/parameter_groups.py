@@ -1,4 +1,4 @@
-"""Groups of parameters that are clipped apart: which belongs to which, and what each may take."""
+"""Groups of parameters that are clipped separately: assignment, and shares of the clipping norm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def layer_of(name: str) -> str:
 def split_evenly(
     groups: Sequence[int], shapes: Sequence[torch.Size], split: str
 ) -> tuple[float, ...]:
-    """The share of each group in C²: equal ones, or by how many parameters it has."""
+    """The share of each group in C²: equal, or in proportion to its number of parameters."""
     sizes = [0] * (max(groups, default=-1) + 1)
     for group, shape in zip(groups, shapes, strict=True):
         sizes[group] += max(1, shape.numel()) if split == "dimension" else 0
@@ -63,7 +63,7 @@ def norms_by_group(squared_norms: Tensor, groups: Sequence[int], count: int) -> 
 
 @lru_cache(maxsize=64)
 def on_device(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers as a tensor that is kept, because copying them each time would wait for the device.
+    """A cached tensor of these numbers, because copying them each time would wait for the device.
 
     It is not to be written to.
     """

@@ -1,4 +1,4 @@
-"""Full precision where privacy depends on rounding, whatever the user has switched on around it."""
+"""Full precision where privacy depends on rounding, whatever settings the user has changed."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def any_algorithm() -> Iterator[None]:
-    """Take cuDNN's first guess of an algorithm: to search for a better one costs more than it saves
-    where a shape is met once or twice.
+    """Use cuDNN's first guess of an algorithm, without a search for a faster one.
+
+    The search costs more than it saves where a shape occurs once or twice.
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
@@ -54,7 +55,7 @@ def any_algorithm() -> Iterator[None]:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The widest floating-point type of a device: float64, but for Apple's GPUs."""
+    """The widest floating-point type of a device: float64, except on Apple's GPUs."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

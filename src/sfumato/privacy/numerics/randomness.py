@@ -17,7 +17,7 @@ from sfumato.kernels import chacha20
 class Keystream:
     """A stream of random numbers that must stay secret: draws of examples, and noise.
 
-    Each call goes on where the last one ended, at the next block of the cipher.
+    Each call continues where the last one ended, at the next block of the cipher.
 
     Guarantee: The stream is that of ChaCha20 with a key of 256 bits. Whoever sees any part of it
     cannot tell the rest from coin flips without the key, unless the cipher is broken; a known
@@ -61,8 +61,8 @@ class Keystream:
 class Randomness:
     """One key from which the random numbers of every step and purpose follow.
 
-    A step can so be repeated after an interruption with the very same draw and noise, and nothing
-    new about the data is released by repeating it.
+    So a step can be repeated after an interruption with the very same draw and noise, and repeating
+    it releases nothing new about the data.
 
     Attributes:
         key: 32 bytes. Whoever knows it can subtract the noise.
@@ -93,9 +93,9 @@ class Randomness:
 
         Args:
             seed: The number N.
-            after: The hash of weights with noise of their own that a run starts from. The text is
-                `sfumato seed N after HASH` then: budgets add up for independent noise alone, and
-                that of a run with the same seed would be the same again.
+            after: The hash of noisy weights that a run starts from. The text is then `sfumato seed
+                N after HASH`: budgets add up for independent noise alone, and a run with the same
+                seed would have the same noise again.
         """
         text = f"sfumato seed {seed}" + (f" after {after}" if after else "")
         return cls(hashlib.sha256(text.encode()).digest(), True)
@@ -137,4 +137,4 @@ class Randomness:
 
 
 SOURCE = "chacha20"
-"""The name of where noise comes from, as ledgers have it."""
+"""The name of the source of noise, as ledgers have it."""

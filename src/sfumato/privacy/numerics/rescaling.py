@@ -1,9 +1,9 @@
 """Inputs and rescaled output gradients of a layer, safe to multiply in float32.
 
-Deferred forms of per-example gradients (`deferred`, `keeping`) take a weighted sum as one product
-of the layer's inputs and of its output gradients, each times its example's weight. The norm of an
-example may be small while its factors are not: a huge input beside a rescaled gradient too small
-for float32, or the other way round.
+Deferred per-example gradients (`engines.book_keeping`, `engines.stored_gradients`) compute a
+weighted sum as one product of the layer's inputs and its output gradients, each times its example's
+weight. The norm of an example may be small while its factors are not: a huge input beside a
+rescaled gradient too small for float32, or the reverse.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def rescaled(x: Tensor, d: Tensor, weights: Tensor, views: int) -> tuple[Tensor,
         views: Rows per example.
 
     Guarantee: An example of weight zero, or one whose numbers are out of range or not finite, is
-    zero in both, so it adds exactly nothing. Which ones are, depends on the example alone.
+    zero in both, so it adds exactly nothing. This depends on the example alone.
     """
     x, d = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (x, d))
     d = d * _rows(weights, views, d).to(d.dtype)

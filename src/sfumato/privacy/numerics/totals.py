@@ -14,7 +14,7 @@ from sfumato.privacy.numerics.randomness import Keystream
 
 @dataclass
 class _Vector:
-    """The sums of some parameters, one after the other."""
+    """The sums of some parameters, concatenated."""
 
     names: list[str]
     numbers: Tensor
@@ -22,11 +22,10 @@ class _Vector:
 
 
 class Totals(Mapping[str, Tensor]):
-    """Sums by parameter, which lie in one vector for each device.
+    """Sums by parameter, stored in one vector for each device.
 
-    Guarantee: Sums are added up in float64, in which the order of 10^5 examples changes them by
-    less than the clipping rules' head-room. (Apple's GPUs have no float64: their sums lie on the
-    CPU.)
+    Guarantee: Sums are accumulated in float64, in which the order of 10^5 examples changes them by
+    less than the clipping rules' margin. (Apple's GPUs have no float64: their sums are on the CPU.)
 
     Args:
         parameters: The parameters, by name.
@@ -68,7 +67,7 @@ class Totals(Mapping[str, Tensor]):
             )
             for v in self._vectors
         ]
-        # Nothing may fail from here on: what was added would be added again.
+        # Nothing may fail from here on: a retry would add the same sums again.
         for vector, numbers in zip(self._vectors, more, strict=True):
             vector.numbers += numbers
 
@@ -83,14 +82,14 @@ class Totals(Mapping[str, Tensor]):
     ) -> dict[str, Tensor]:
         """The sums with noise, divided by the expected batch, as gradients of the parameters.
 
-        A number of a parameter gets the same noise in any memory format.
+        An entry of a parameter gets the same noise in any memory format.
         """
         sums = [_in_shape_order(v) for v in self._vectors]
         noisy = noise.add_all(sums, sensitivity=sensitivity, stream=stream)
         found: dict[str, Tensor] = {}
         for vector, numbers in zip(self._vectors, noisy, strict=True):
             own = [parameters[name] for name in vector.names]
-            # One conversion for the usual case of one precision.
+            # A single conversion in the usual case of one precision.
             kinds = {(p.device, p.dtype) for p in own}
             means = numbers / batch
             if len(kinds) == 1:
@@ -114,7 +113,7 @@ def _vector(names: list[str], parameters: list[nn.Parameter], home: torch.device
 
 
 def _in_memory_order(t: Tensor, like: Tensor) -> Tensor:
-    """The numbers of a tensor in the order in which those of another lie in memory."""
+    """The numbers of a tensor in the memory order of another."""
     t = t.to(like.device)
     return t.reshape(-1) if like.is_contiguous() else t.permute(0, 2, 3, 1).reshape(-1)
 

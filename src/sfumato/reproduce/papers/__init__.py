@@ -1,1 +1,1 @@
-"""The papers, one module each: what they published, row by row, and how `best` differs from it."""
+"""The papers, one module each: published numbers row by row, and the changes of `best`."""

@@ -1,4 +1,4 @@
-"""What the rows of several papers share."""
+"""Settings that the rows of several papers share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LARGER: dict[str, Any] = PLD | {
 def row(
     paper: str, source: str, recipe: str, published: float | None, note: str = "", **more: Any
 ) -> Row:
-    """A row that is called like its recipe, unless `name` says otherwise."""
+    """A row named after its recipe, unless `name` is given."""
     return Row(
         paper=paper,
         name=more.pop("name", recipe),

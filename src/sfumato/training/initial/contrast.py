@@ -1,7 +1,7 @@
-"""Learning without labels: two views of an image are to be more alike than views of others.
+"""Contrastive loss (Chen et al., 2020): views of one image are to be more alike than others.
 
-The loss of Chen et al. (2020): each view picks its partner among all other views of the batch, by
-the cosine of their features behind a small projection, which is thrown away afterwards.
+Each view picks its partner among all other views of the batch, by the cosine of their features
+behind a small projection, which is discarded afterwards.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 TEMPERATURE = 0.2
-"""The smaller, the more the views most alike count."""
+"""Temperature of the loss: the smaller, the more the most similar views count."""
 
 
 class Projection(nn.Sequential):
-    """From a network's features to what is compared."""
+    """Projection of a network's features to the vectors that are compared."""
 
     def __init__(self, features: int, *, hidden: int = 512, out: int = 128) -> None:
         super().__init__(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, out))

@@ -1,13 +1,15 @@
-"""Fixed layers are run once: where only a network's end is trained, on images that do not change.
+"""Features of fixed layers, computed once where only a network's end is trained.
 
-Fixed are frozen layers, and all before a last linear layer that alone has parameters.
+Fixed are frozen layers, and all layers before a last linear layer that alone has parameters. The
+images must not change from step to step.
 
-What enters that end is the same for an image in every step. It is computed for all images before
-the first one, and steps go over it instead of over the images; so do the looks at held-out images.
+The input of the trained end is then the same for an image in every step. It is computed for all
+images before the first step, and steps use it instead of the images; so does the evaluation of
+held-out images.
 
-*Guarantee:* Before anything is kept, the whole network passes the checks that come before a first
-batch, at the number of images that are run together, so that what is kept of an image depends on
-that image alone; and what the end makes of it must be what the network makes of the image.
+*Guarantee:* Before any feature is stored, the whole network passes the checks that come before a
+first batch, at the number of images that are run together, so that the features of an image depend
+on that image alone; and the end's output on them must be the network's output on the image.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.numerics.distance import distance
 
 _MOST = 4 << 30
-"""Bytes that features may take."""
+"""Most bytes that features may take."""
 
 _ROWS = 256
-"""Images that are run at once."""
+"""Number of images that are run at once."""
 
 _CHECKED = 16
-"""One in so many batches is run again among other images."""
+"""Average number of batches per check, in which a batch is run again among other images."""
 
 _MIXING = (
     "This model cannot be trained with differential privacy: what fixed layers make of an image "
@@ -45,11 +47,11 @@ _MIXING = (
 
 
 class Features:
-    """What enters the trained end of a network, for every training image.
+    """Inputs of the trained end of a network, for every training image.
 
     Args:
         model: The network, on the store's device.
-        path: Where its end is.
+        path: Name of the end in the network.
         store: The training images.
 
     Attributes:
@@ -62,16 +64,16 @@ class Features:
         self._kept: tuple[Tensor, Tensor] | None = None
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and labels at these positions, which may repeat.
+        """Features and labels at these positions, which may repeat.
 
-        The first call runs the fixed layers on all images, with the weights that they have then.
+        The first call runs the fixed layers on all images, with their weights at that time.
         """
         rows, labels = self._kept = self._kept or self._all()
         where = indices.to(rows.device)
         return rows.index_select(0, where), labels.index_select(0, where)
 
     def held_out(self, store: ImageStore) -> tuple[Tensor, Tensor]:
-        """Rows and labels of images that are not trained on, as evaluation has them."""
+        """Features and labels of held-out images, for evaluation."""
         self._model.eval()
         try:
             return self._rows(store)
@@ -79,7 +81,7 @@ class Features:
             self._model.train()
 
     def fits(self) -> bool:
-        """Whether rows can be kept: one tensor enters the end, and nothing comes after it."""
+        """Tell whether features can be stored: one tensor enters the end, which is last."""
         x, _ = _images(self._store, 0)
         (once, output), (again, _) = self._entering(x), self._entering(x)
         if once is None or again is None or not torch.equal(once, again):
@@ -87,12 +89,12 @@ class Features:
         if once.shape[0] != len(x) or once[0].numel() * 4 * len(self._store) > _MOST:
             return False
         if torch.equal(once.flatten(1), x.flatten(1)):
-            return False  # nothing lies before the end
+            return False  # No layer precedes the end.
         with torch.no_grad():
             return distance(output, self.end(once)) == 0
 
     def _entering(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What enters the end, if that is one tensor in one call; and the network's output."""
+        """The input of the end, if that is one tensor in one call; and the network's output."""
         caught: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
         def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -118,8 +120,8 @@ class Features:
     def _rows(self, store: ImageStore, *, check: bool = False) -> tuple[Tensor, Tensor]:
         """Inputs of the trained end for all images, computed in batches of one size.
 
-        With `check`, the first batch, the last and some others run once more with other images in
-        the place of half of them.
+        With `check`, the first batch, the last and some others run once more with half of their
+        images replaced.
         """
         rows, labels = [], []
         last = max(0, len(store) - _ROWS)
@@ -144,14 +146,14 @@ class Features:
 
 
 def _images(store: ImageStore, first: int) -> tuple[Tensor, Tensor]:
-    """Some images as a step has them, and their labels."""
+    """Some images as a step uses them, and their labels."""
     device = store.device
     where = torch.arange(first, min(first + _ROWS, len(store)), device=device)
     return _AS_THEY_ARE.fetch(store, where, _AS_THEY_ARE.draw(len(where)).to(device))
 
 
 class End(nn.Module):
-    """A part of a network by itself; its parameters are called as they are in the network."""
+    """A part of a network by itself; its parameters keep their names in the network."""
 
     def __init__(self, path: str, part: nn.Module) -> None:
         super().__init__()
@@ -187,12 +189,12 @@ def trained_end(model: nn.Module) -> str:
 
 
 def frozen_features(model: nn.Module, store: ImageStore, views: Views) -> Features | None:
-    """What enters the trained end for every stored image, or None where it cannot be kept.
+    """The inputs of the trained end for every stored image, or None if they cannot be stored.
 
     Args:
         model: On the store's device.
         store: The training images.
-        views: What a step makes of them.
+        views: The views of an image in a step.
     """
     path = trained_end(model)
     last = isinstance(model.get_submodule(path), nn.Linear)

@@ -1,7 +1,7 @@
-"""Which parameters a run takes over, which it draws anew or sets to zero, and which it trains.
+"""Parameters that a run takes over, draws anew, sets to zero, or trains.
 
 Patterns name layers or parameters as `torch.nn.Module.named_parameters` does: `head` is a layer
-with all that is in it, `*.bias` every bias.
+with everything in it, `*.bias` every bias.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from sfumato.settings import Start
 from sfumato.training.initial.start import Donor, Origin, spent
 
 HEAD = "head"
-"""What every model of the zoo calls its last layer."""
+"""The name of the last layer in every model of the registry."""
 
 _MANY = 6
-"""How many names a sentence lists."""
+"""Most names that a sentence lists."""
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern such as `head` or `*.bias` means a parameter, or a layer around it."""
+    """Tell whether a pattern such as `head` or `*.bias` matches a parameter or its layer."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def chosen(patterns: Iterable[str], names: Sequence[str], *, setting: str) -> set[str]:
-    """The names that some pattern means.
+    """The names that match some pattern.
 
     Raises:
-        UserError: If a pattern means none.
+        UserError: If a pattern matches none.
     """
     found: set[str] = set()
     layers = {".".join(n.split(".")[:depth]) for n in names for depth in range(1, n.count(".") + 2)}
@@ -52,7 +52,7 @@ def chosen(patterns: Iterable[str], names: Sequence[str], *, setting: str) -> se
 
 
 def freeze(model: nn.Module, settings: Start) -> None:
-    """Leave only what `start.train` means to be trained, or everything if that is empty."""
+    """Freeze all parameters that `start.train` does not match; none if that is empty."""
     if not settings.train:
         return
     parameters = dict(model.named_parameters())
@@ -63,13 +63,13 @@ def freeze(model: nn.Module, settings: Start) -> None:
 
 
 def zero(model: nn.Module, settings: Start) -> None:
-    """Set what `start.zero` means to zero, after `freeze`.
+    """Set the parameters that `start.zero` matches to zero, after `freeze`.
 
     A head of zeros sends no gradient back in the first step: it learns to read the layers below
     before it changes them.
 
     Raises:
-        UserError: If that is frozen, so that it would stay at zero.
+        UserError: If one of them is frozen, so that it would stay at zero.
     """
     parameters = dict(model.named_parameters())
     for name in _zeros(model, settings):
@@ -91,7 +91,7 @@ def _zeros(model: nn.Module, settings: Start) -> list[str]:
 def fill(
     model: nn.Module, donor: Donor, settings: Start, *, classes: int, randomness: Randomness
 ) -> None:
-    """Give a freshly drawn model the donor's weights, or new ones with their mean and variance.
+    """Give a new model the donor's weights, or new ones with their mean and variance.
 
     Raises:
         UserError: If the donor's parameters are not those of the model.
@@ -162,12 +162,12 @@ def matching(
 
 
 def _but_for_classes(shape: tuple[int, ...], classes: int) -> tuple[int | None, ...]:
-    """A shape with its outputs left open where there is one for each class."""
+    """A shape with its first size left open if that is the number of classes."""
     return (None, *shape[1:]) if shape and shape[0] == classes else shape
 
 
 def describe(model: nn.Module, donor: Donor, settings: Start, *, classes: int) -> str:
-    """What was taken over and what was not, in a sentence."""
+    """A sentence about the parameters that were taken over and those that were not."""
     taken, fresh = matching(model, donor, settings, classes=classes)
     every = len(taken) + len(fresh)
     zeros = _zeros(model, settings)
@@ -184,7 +184,7 @@ def describe(model: nn.Module, donor: Donor, settings: Start, *, classes: int) -
 
 
 def frozen(model: nn.Module) -> str:
-    """Which parameters are trained, in a sentence; empty if all are."""
+    """A sentence about the parameters that are trained; empty if all are."""
     parameters = dict(model.named_parameters())
     trained = [name for name, p in parameters.items() if p.requires_grad]
     if len(trained) == len(parameters):
@@ -197,7 +197,7 @@ def frozen(model: nn.Module) -> str:
 
 
 def remarks(recipe: Recipe, origin: Origin, model: nn.Module) -> list[str]:
-    """What to tell the user before the first step."""
+    """Remarks for the user before the first step."""
     said = [words for words in (origin.words, frozen(model)) if words]
     if origin.before:
         said.append(

@@ -1,10 +1,10 @@
-"""A start for private training that has seen no data: a network that tells drawn images apart.
+"""Initial weights without data: a network trained by contrast on drawn images.
 
 The images are those of `sfumato.data.dead_leaves`. Two views of an image are to be more alike than
-views of others; what the network learns by that serves real images too, and private training that
-starts from it needs less of its budget to find out what edges and surfaces are.
+views of others. The features learned so serve real images too, and private training that starts
+from them spends less of its budget on learning edges and surfaces.
 
-*Guarantee:* Nothing here depends on an image that was not drawn by the program, so that a run which
+*Guarantee:* Nothing here depends on an image that was not drawn by the program, so a run that
 starts from the result spends nothing for it.
 """
 
@@ -38,11 +38,11 @@ _KNOWN = (
     "training.seed", "training.precision", "training.average", "training.average_kind",
     "training.log_every", "training.checkpoint_every",
 )  # fmt: skip
-"""Settings that mean something here."""
+"""Settings that apply here."""
 
 
 def concerns(recipe: Recipe) -> bool:
-    """Whether a recipe's images are drawn by the program."""
+    """Tell whether a recipe's images are drawn by the program."""
     return recipe.data.name == dead_leaves.NAME
 
 
@@ -54,13 +54,13 @@ def train(
     reporter: Reporter,
     trust: Trust,
 ) -> Path:
-    """Train a new start.
+    """Train new initial weights.
 
     Args:
-        recipe: What to do.
+        recipe: The recipe.
         out: The run folder to make; `runs/NAME-NNN` if None.
-        device: Where.
-        reporter: Who watches.
+        device: The device to train on.
+        reporter: Receives messages and progress.
         trust: The code outside sfumato that the recipe may name.
     """
     _check(recipe)
@@ -88,7 +88,7 @@ def resume(
     reporter: Reporter,
     trust: Trust,
 ) -> Path:
-    """Go on with one that was interrupted."""
+    """Resume an interrupted run."""
     state, damaged = checkpoint.latest(folder / files.CHECKPOINTS)
     for path in damaged:
         reporter.say(f"Checkpoint {path.name} is damaged; an earlier one is used instead.")
@@ -130,7 +130,7 @@ def _means(known: str, name: str) -> bool:
 
 
 def _go(prior: Prior, ledger: Ledger) -> Path:
-    """Take the steps that are left, then release."""
+    """Take the remaining steps, then release."""
     with stop_on_signal() as stop:
         prior.run(stop)
     ledger.sync()

@@ -1,4 +1,4 @@
-"""The loop that trains a network to tell drawn images apart; see `prior`."""
+"""The loop that trains a network on drawn images by contrast; see `prior`."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from sfumato.training.metrics import Metrics
 from sfumato.training.reporter import Progress, Reporter
 
 POOL = {"cuda": 65_536, "mps": 65_536, "cpu": 16_384}
-"""Most images that are drawn, by device; a step takes some of them."""
+"""Most images that are drawn, by device; a step uses some of them."""
 _BYTES = 1 << 31
 """Most memory for them."""
 CLASSES = ("untrained 0", "untrained 1")
-"""What the head, which is not trained, stands for."""
+"""Names of the classes of the head, which is not trained."""
 _LARGER = 1.5
-"""The side of an image over that of its views: a view shows a part, which is not to be blurred."""
+"""The side of an image over that of its views: a view shows a part, which must not be blurred."""
 _SECONDS = 20.0
 """Time between checkpoints."""
 
 
 @dataclass
 class Prior:
-    """A start that is being trained."""
+    """The state of training initial weights on drawn images."""
 
     recipe: Recipe
     randomness: Randomness
@@ -77,8 +77,10 @@ class Prior:
             self._split()
         self.model.to(self.device)
         shape = self.channels, *self.size
-        self.order = devices.memory_order(self.model, shape, self.device, self.reporter.say)
-        self.model.to(memory_format=self.order)  # type: ignore[call-overload]
+        self.memory_format = devices.pick_memory_format(
+            self.model, shape, self.device, self.reporter.say
+        )
+        self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
         self.projection.to(self.device)
         trained = [*self.model.parameters(), *self.projection.parameters()]
         self.optimizer = optimizers.build(r.optimizer, trained)
@@ -96,7 +98,7 @@ class Prior:
         self.log_every = t.log_every or math.ceil(self.steps / 60)
 
     def _split(self) -> None:
-        """Put the projection in the place of the head, which the next run draws anew."""
+        """Replace the head, which the next run draws anew, by the projection."""
         head = getattr(self.model, HEAD, None)
         if not isinstance(head, nn.Module):
             raise UserError(
@@ -110,7 +112,7 @@ class Prior:
         self.projection = Projection(features.flatten(1).shape[1])
 
     def header(self) -> dict[str, Any]:
-        """The first line of the ledger: that there is nothing to account for."""
+        """The first line of the ledger, which states that there is nothing to account for."""
         return {
             "version": 1,
             "mechanism": "none",
@@ -129,7 +131,7 @@ class Prior:
         }
 
     def open(self, folder: Path, *, upto: int | None = None) -> None:
-        """Draw the images, and take up the run folder."""
+        """Draw the images, and open the run folder."""
         self.folder, self.metrics = folder, Metrics(folder / files.METRICS, upto=upto)
         self.reporter.say(
             f"Training {self.recipe.model.name} to tell {self.count:,} drawn images apart: "
@@ -144,7 +146,7 @@ class Prior:
         return dead_leaves.draw(count, side=side, channels=channels, generator=generator)
 
     def restore(self, state: checkpoint.Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Restore a checkpoint."""
         self.model.load_state_dict(state.part("model"))
         self.projection.load_state_dict(state.part("projection"))
         checkpoint.restore_optimizer(self.optimizer, state)
@@ -163,7 +165,7 @@ class Prior:
         checkpoint.write(self.folder / files.CHECKPOINTS, state)
 
     def take_step(self) -> Tensor:
-        """One step; returns loss and accuracy."""
+        """Take one step and return its loss and accuracy."""
         number = self.step + 1
         chosen = torch.randperm(
             self.count,
@@ -201,10 +203,10 @@ class Prior:
         )
 
     def _compare(self, images: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of telling apart two views of each image."""
+        """Loss and accuracy of matching the two views of each image."""
         twice = torch.cat([images, images]).float() / 255
         views = (pairs.change(twice, numbers, size=self.size) - dead_leaves.MEAN) / dead_leaves.STD
-        views = views.contiguous(memory_format=self.order)
+        views = views.contiguous(memory_format=self.memory_format)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.narrow):
             features = self.model(views)
         return contrast(self.projection(features.float().flatten(1)))
@@ -225,7 +227,7 @@ class Prior:
             since += 1
             now = time.monotonic()
             if self.step == first + 1:
-                # It was compiled: later steps take less.
+                # The first steps include compilation: later ones take less.
                 settled = logged = now
                 compiled = self.device.type == "cuda"
                 for remark in trouble.first_step(now - started, "compilation") * compiled:
@@ -265,14 +267,14 @@ class Prior:
 
     @torch.no_grad()
     def accuracy(self) -> float:
-        """How often a view's partner is found, in a batch drawn anew; of averaged weights."""
+        """Fraction of views whose partner is found, in a new batch, with averaged weights."""
         fresh = self._drawn(self.batch, "test")
         with self.average.applied(self.model) if self.average else nullcontext():
             return float(self._compare(fresh, self._numbers(0, "test"))[1])
 
     @contextmanager
     def whole(self) -> Iterator[nn.Module]:
-        """The network with averaged weights, if they are kept, and with its untrained head."""
+        """The network with its averaged weights, if there are any, and with its untrained head."""
         averaged = self.average.applied(self.model) if self.average else nullcontext()
         with averaged:
             setattr(self.model, HEAD, self.head)

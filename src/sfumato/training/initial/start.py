@@ -1,4 +1,4 @@
-"""Where a run's first weights come from, and which of them it trains.
+"""The origin of a run's initial weights, and the choice of those that it trains.
 
 Papernot et al. (2019) start private training in two ways. *Transfer* takes over the weights of a
 model trained on public data, draws the last layer anew and may freeze the rest. *MeanVar* (Raghu et
@@ -34,18 +34,18 @@ from sfumato.training.files import WEIGHTS
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run keeps about its start, in the first line of its ledger.
+    """The record of a run's start in the first line of its ledger.
 
     Attributes:
         weights: SHA-256 of the weights file; empty for a run from scratch.
-        words: What was done with it, in a sentence.
-        exposures: Data sets that it depends on, apart from what `before` counts.
+        words: A sentence about its use.
+        exposures: Data sets that it depends on, apart from the steps in `before`.
         before: Steps that it took on this run's images, to be composed with the run's own.
-        mean: What its images were normalised with, if the run's are to be too.
+        mean: Normalisation constants of its images, if the run is to use them.
         std: The same.
         seeded: Whether the noise of `before` follows from a stated seed.
         also: Names, other than the run's, of the data sets on which `before` was taken.
-        looked: What was decided then by looking at images without noise, in sentences.
+        looked: Decisions made then by looking at images without noise, in sentences.
     """
 
     weights: str = ""
@@ -130,10 +130,10 @@ class Donor:
     """A model to start from.
 
     Attributes:
-        source: Where it was found.
-        description: What its weights file says about itself.
+        source: Its file or folder.
+        description: The description in its weights file.
         parameters: Its parameters, by name.
-        origin: What the run must keep about it.
+        origin: The record for the run's ledger.
     """
 
     source: str
@@ -148,8 +148,8 @@ def open_donor(
     """The model that a recipe starts from, or None for a run from scratch.
 
     Args:
-        recipe: What to do.
-        unchanged: What an interrupted run has kept about its start, which must still be that.
+        recipe: The recipe.
+        unchanged: The record of the start of an interrupted run, which must still hold.
         trust_code: Modules outside sfumato whose models the weights may name.
 
     Raises:
@@ -200,7 +200,7 @@ def _exposures(description: Description, source: str) -> tuple[Exposure, ...]:
     """
     stated = description.guarantee.get("exposures")
     if stated is None or stated == []:
-        # A model depends on some data: an empty list says no more than none.
+        # A model depends on some data: an empty list tells no more than a missing one.
         if description.guarantee.get("private", False):
             raise UserError(
                 f"start.source = '{source}' says that it is private, but not which steps it took, "
@@ -221,7 +221,7 @@ def _exposures(description: Description, source: str) -> tuple[Exposure, ...]:
 def _judged(
     exposures: Sequence[Exposure], recipe: Recipe
 ) -> tuple[tuple[Exposure, ...], tuple[Step, ...]]:
-    """What a run may start from: the exposures to state, and the steps to count.
+    """The exposures to state and the steps to count for a run with this start.
 
     Guarantee: For a private run no exposure is left bare, a data set of this run's name is never
     taken for another one, whichever runs the weights went through, and noisy steps are left out of
@@ -278,21 +278,21 @@ def _judged(
 
 
 def _same_set(a: str, b: str) -> bool:
-    """Whether two names can be those of one data set.
+    """Tell whether two names may belong to one data set.
 
-    Weights state a folder by its own name, without those above it, and a file without its ending:
-    equal ones count as the same, wherever they are.
+    Weights state a folder by its own name, without its parents, and a file without its suffix:
+    equal names count as the same data, wherever they are.
     """
     return known_as(a) == known_as(b)
 
 
 def _or_renamed(recipe: Recipe) -> str:
-    """What to do about a folder that has the name of another one."""
+    """Advice about a folder that has the name of another one."""
     return "" if canonical(recipe.data.name) else " If it has other images, rename its folder."
 
 
 def known_as(name: str) -> str:
-    """The name that a data set is stated by: that of the catalogue, a folder's own, a file's."""
+    """The name by which a data set is stated: its catalogue name, a folder's own, or a file's."""
     if known := canonical(name):
         return known
     place = Path(name).expanduser().resolve()
@@ -301,7 +301,7 @@ def known_as(name: str) -> str:
 
 
 def spent(recipe: Recipe, origin: Origin) -> float:
-    """What the start has spent of the recipe's epsilon."""
+    """The part of the recipe's epsilon that the start has spent."""
     p = recipe.privacy
     accountant = cast(AccountantName, p.accountant)
     return epsilon(origin.before, delta=p.delta, accountant=accountant)

@@ -24,7 +24,7 @@ NOT_LINEAR = "a sum over the batch is used in a way that is not linear"
 
 
 def elementwise(call: Call) -> Value:
-    """Operators whose output at a position depends on the inputs at that position alone."""
+    """Rule for operators that compute each position from the inputs at that position."""
     values = [(call.value_of(t), t.shape) for t in call.tensors().values()]
     if any(isinstance(v, Total) for v, _ in values):
         return _linear_elementwise(call)
@@ -32,7 +32,7 @@ def elementwise(call: Call) -> Value:
 
 
 def _linear_elementwise(call: Call) -> Value:
-    """The elementwise operators that are linear in what is a sum over the batch."""
+    """Rule for elementwise operators that are linear in a sum over the batch."""
     name = call.name
     if name in ("clone", "neg", "positive"):
         return call.of("self")
@@ -58,7 +58,7 @@ def _linear_elementwise(call: Call) -> Value:
 
 
 def _linear_gradient(call: Call) -> Value | None:
-    """A derivative applied to a sum over the batch: linear in its first argument."""
+    """The value of a derivative applied to a sum over the batch: linear in its first argument."""
     first = next(iter(call.arguments))
     if not re.search(r"_backward(_data)?$", call.name) or not first.startswith("grad"):
         return None
@@ -108,7 +108,7 @@ def _not_linear() -> Value:
     "argsort", "topk", "glu_backward",
 )  # fmt: skip
 def _along(call: Call) -> Value:
-    """Operators that compute along one dimension and keep the others apart."""
+    """Rule for operators that compute along one dimension and keep the others apart."""
     if any(isinstance(v, Total) for v in call.values()):
         if call.name == "cumsum":
             return call.of("self")
@@ -127,7 +127,7 @@ def _fft(call: Call) -> Value:
 
 
 def _product(a: Value, b: Value, contracted: tuple[int, int], free: tuple[int, int]) -> Value:
-    """A product of matrices: `contracted` names the dimensions summed over, `free` the others."""
+    """The value of a matrix product, summed over `contracted`; `free` are the other dimensions."""
     if isinstance(a, Shared) and isinstance(b, Shared):
         return Shared(zero=a.zero or b.zero)
     if isinstance(a, Total) or isinstance(b, Total):
@@ -225,7 +225,7 @@ ELEMENTWISE_TOO = frozenset({
 
 
 def is_elementwise(operator: torch._ops.OpOverload) -> bool:
-    """Tell whether an operator without side effects computes each position for itself."""
+    """Tell whether an operator without side effects computes each position separately."""
     if operator._schema.is_mutable or torch.Tag.nondeterministic_seeded in operator.tags:
         return False
     return torch.Tag.pointwise in operator.tags or operator.overloadpacket.__name__ in (

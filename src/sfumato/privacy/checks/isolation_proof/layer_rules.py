@@ -1,6 +1,6 @@
 """Rules for convolutions, norms, pooling, attention and dropout, and for their gradients.
 
-Gradients need rules because the backward pass is part of what is followed.
+Gradients need rules because the backward pass is followed too.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _batch_norm(call: Call) -> list[Value]:
         n for n in ("weight", "bias", "running_mean", "running_var") if call.get(n) is not None
     ]
     if rows.dim == 1:
-        # Channels are normalised apart, and each belongs to one example, as in instance norm.
+        # Channels are normalised separately, and each belongs to one example, as in instance norm.
         if any(call.of(n) != rows.at(0) for n in given):
             raise Refused(STATISTICS)
         return [rows, *[rows.at(0)] * (len(call.outputs) - 1)]
@@ -130,7 +130,7 @@ def is_spatial(name: str) -> bool:
 
 
 def spatial(call: Call) -> Value:
-    """Pooling, padding and resizing of the last dimensions."""
+    """Rule for pooling, padding and resizing of the last dimensions."""
     match = _SPATIAL.fullmatch(call.name)
     assert match is not None
     rows, first = call.rows(), next(iter(call.tensors()))
@@ -159,7 +159,7 @@ def _grid_sampler(call: Call) -> Value:
 
 @rule("native_dropout")
 def _dropout(call: Call) -> list[Value]:
-    """Every number is kept or dropped by a draw of its own."""
+    """Rule for dropout: every number is kept or dropped by its own draw."""
     value = call.of("input")
     if isinstance(value, Total):
         raise Refused("a sum over the batch is dropped at random")
@@ -174,7 +174,7 @@ _ATTENTION = (
 
 @rule(*_ATTENTION, *(f"{name}_backward" for name in _ATTENTION))
 def _attention(call: Call) -> list[Value]:
-    """Each image and head attends to itself: the first two dimensions are kept apart."""
+    """Rule for attention within each image and head: the first two dimensions stay apart."""
     rows = call.rows("query", "key", "value", "out", "grad_out", "logsumexp")
     apart(rows, (2, 3), "attention")
     for name in ("attn_mask", "attn_bias"):

@@ -58,14 +58,14 @@ def _filled(call: Call) -> Value:
 @rule("uniform", "normal_functional", "exponential", "log_normal", "cauchy", "geometric",
       overwrites=True)  # fmt: skip
 def _drawn(call: Call) -> Value:
-    """Numbers that depend on the shape of the argument alone, or random ones, as many as it has."""
+    """Rule for numbers that depend on the argument's shape alone, or that are drawn at random."""
     like = call.of("self")
     return like if isinstance(like, Rows) else by_shape(_shape(call)) or Shared()
 
 
 @rule("bernoulli", overwrites=True)
 def _bernoulli(call: Call) -> Value:
-    """Draws with probabilities that are an argument, or the numbers of a tensor."""
+    """Rule for draws whose probabilities are an argument, or the numbers of a tensor."""
     value = call.of("self")
     if "p" in call.arguments:
         return _drawn(call)
@@ -290,9 +290,9 @@ def _written_part(call: Call) -> Value:
 
 
 def _indices(call: Call) -> tuple[Value, list[int], int, int]:
-    """The value of all indices together, the dimensions they index, where these go, and how many.
+    """The value of all indices, the dimensions they index, where the results go, and how many.
 
-    The fourth number is that of the dimensions that the indices have themselves.
+    The fourth number is the number of dimensions of the indices themselves.
     """
     given = [(k, t) for k, t in enumerate(call.arguments["indices"]) if t is not None]
     if any(t.dtype.is_floating_point or t.element_size() == 1 for _, t in given):

@@ -56,11 +56,11 @@ from sfumato.privacy.numerics.model_state import Snapshot
 
 
 class _NotProved(Exception):
-    """Why isolation cannot be proved."""
+    """The reason why isolation cannot be proved."""
 
 
 def prove_isolation(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Proof:
-    """Try to prove that what belongs to an example depends on that example alone.
+    """Try to prove that each example's results depend on that example alone.
 
     Nothing is computed, so it takes time for the operators of one pass and no memory for results.
     The model is left as it was.
@@ -72,8 +72,8 @@ def prove_isolation(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Proof
         y: Targets, likewise.
 
     Returns:
-        That it is proved, or why not. A model that cannot be followed is not proved; this raises
-        nothing.
+        The proof, or the reason why there is none. A model that cannot be followed is not proved;
+        nothing is raised.
     """
     sizes = Sizes()
     recorder = Recorder(sizes)
@@ -98,7 +98,7 @@ def prove_isolation(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Proof
 
 
 def _refuse_hooks(model: nn.Module) -> None:
-    """Refuse what the trace would not see, because it replaces the parameters."""
+    """Refuse hooks on parameters, which the trace would not see because it replaces these."""
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
             raise _NotProved(f"parameter '{name}' is a {type(parameter).__name__}")
@@ -114,7 +114,7 @@ def _refuse_guards(sizes: Sizes) -> None:
 
 
 def _refuse_survivors(kept: list[weakref.ref[Tensor]]) -> None:
-    """Refuse a pass after which something still holds tensors that it made of the batch."""
+    """Refuse a pass after which something still holds tensors computed from the batch."""
     gc.collect()
     if any(reference() is not None for reference in kept):
         raise _NotProved("something keeps a tensor of the batch after the pass")
@@ -143,7 +143,7 @@ _LOGGERS = (
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Say nothing of what PyTorch says when it cannot follow a model."""
+    """Hide PyTorch's messages about a model that it cannot follow."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.disabled for logger in loggers]
     try:
@@ -158,7 +158,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _shell(module: nn.Module) -> nn.Module:
-    """A copy of a module that shares its tensors: what it keeps, it keeps in the copy."""
+    """A copy of a module that shares its tensors; new attributes are set on the copy only."""
     memo: dict[int, object] = {id(t): t for t in (*module.parameters(), *module.buffers())}
     for part in module.modules():
         for value in vars(part).values():
@@ -223,7 +223,7 @@ def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 @contextmanager
 def _holding(model: nn.Module, instead: dict[int, Tensor]) -> Iterator[None]:
-    """Put other tensors in the place of parameters and buffers for a while."""
+    """Replace parameters and buffers by other tensors for a while."""
     slots = [
         (holder, key, tensor, f"{path}.{key}".removeprefix("."))
         for path, part in model.named_modules()

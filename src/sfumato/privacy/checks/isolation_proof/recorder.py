@@ -1,4 +1,4 @@
-"""Follows every ATen operator of a forward and backward pass, with a batch of symbolic size."""
+"""Recorder of every ATen operator in a forward and backward pass, with a batch of symbolic size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _decompositions() -> dict[Any, Any]:
 
 
 class NoReplacing(TorchFunctionMode):
-    """Ends the proof when code gives a tensor other data, which no operator shows."""
+    """Mode that ends the proof when code replaces a tensor's data, which no operator shows."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class NoReplacing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of PyTorch's."""
+        """Call a PyTorch function."""
         if getattr(func, "__name__", "") == "__set__":
             name = getattr(getattr(func, "__self__", None), "__name__", "")
             if name in ("data", "grad", "_base"):
@@ -57,12 +57,12 @@ class NoReplacing(TorchFunctionMode):
 
 
 class Recorder(FakeTensorMode):
-    """Runs operators on tensors without numbers, and derives a value for every result.
+    """Mode that runs operators on tensors without numbers and derives a value for every result.
 
     Attributes:
-        operators: How many operators have been followed.
-        failure: The first thing for which no value of a result could make up, or None.
-        replaced: Addresses of parameters and buffers that others stand in for.
+        operators: The number of operators followed.
+        failure: The first reason that ends the proof whatever the values of results, or None.
+        replaced: Addresses of parameters and buffers that were replaced by other tensors.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -95,12 +95,12 @@ class Recorder(FakeTensorMode):
         self._inside = 0
 
     def references(self) -> list[weakref.ref[Tensor]]:
-        """References to the tensors that were made of the batch, which do not keep them."""
+        """Weak references to the tensors that were computed from the batch."""
         every = self._values.values()
         return [weakref.ref(t) for t, value in every if not isinstance(value, Shared)]
 
     def forget(self) -> None:
-        """Let go of all tensors."""
+        """Drop all tensors."""
         self._values.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -124,7 +124,7 @@ class Recorder(FakeTensorMode):
         return result
 
     def _is_to_be_decomposed(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Tell whether an operator without a rule is made of others."""
+        """Tell whether an operator without a rule decomposes into others."""
         if func not in self._decompositions or _rule_for(func) is not None:
             return False
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -188,12 +188,12 @@ class Recorder(FakeTensorMode):
         return [v if t is None else checked(v, t.shape) for t, v in pairs]
 
     def fail(self, reason: str) -> None:
-        """End the proof for this reason, at this place."""
+        """End the proof for this reason, in the current module."""
         self.failure = self.failure or f"{reason}{self._where()}"
         raise RuntimeError(self.failure)
 
     def _where(self) -> str:
-        """The module to which the operator belongs, as the end of a phrase."""
+        """The module that the operator belongs to, as the end of a phrase."""
         node = torch._C._current_autograd_node()
         if node is None:
             return f" in {self._modules[-1]}" if self._modules else ""
@@ -204,7 +204,7 @@ class Recorder(FakeTensorMode):
 
     @contextmanager
     def naming(self, model: nn.Module) -> Iterator[None]:
-        """Know meanwhile which module of the model an operator belongs to."""
+        """Track which module of the model an operator belongs to."""
         names = {id(m): _module_name(name, m) for name, m in model.named_modules()}
         starts: list[int] = []
 
@@ -275,7 +275,7 @@ def _by_name(func: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any]) -> 
 
 
 def _rule_for(func: torch._ops.OpOverload) -> Rule | None:
-    """The rule of an operator of PyTorch's, or None."""
+    """The rule of a PyTorch operator, or None."""
     if func.namespace != "aten":
         return None
     name = func.overloadpacket.__name__

@@ -9,19 +9,19 @@ import sympy  # type: ignore[import-untyped]
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 HINT = 23
-"""The size of the batch for choices of kernels, which no result depends on."""
+"""The batch size assumed when kernels are chosen, on which no result depends."""
 
 
 class Sizes(ShapeEnv):
-    """Symbolic sizes that remember every question about the size of the batch.
+    """Symbolic sizes that record every question about the size of the batch.
 
-    Questions that PyTorch asks to choose the kernel of a convolution, and with it the order of
-    memory of its output, are answered for a batch of `HINT` rows and forgotten. Any other becomes a
-    guard and ends the proof: code that asks is code that may do something else for another batch.
+    Questions that PyTorch asks to choose the kernel of a convolution, and with it the memory format
+    of its output, are answered for a batch of `HINT` rows and forgotten. Any other becomes a guard
+    and ends the proof: code that asks for the size may behave differently for another batch.
     """
 
     asked: str = ""
-    """The first such question, and the line that asked it."""
+    """The first such question, and the line of code that asked it."""
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """Answer a question about sizes."""

@@ -16,12 +16,12 @@ import torch
 
 
 class Refused(Exception):
-    """Lack of a rule that keeps rows apart in an operator; the message is the reason."""
+    """An operator that no rule covers; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The same for every batch: a function of parameters, constants and shared random draws.
+    """A tensor that is the same for every batch: parameters, constants and shared random draws.
 
     Attributes:
         zero: All numbers are known to be zero.
@@ -32,7 +32,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Rows:
-    """One slice per example, which is the same function of that example for every position.
+    """A tensor with one slice per example, which is the same function of that example everywhere.
 
     Along `dim` the index is `(o * batch + b) * inner + i` with `o < outer`, `b` the example and
     `i < inner`. Random numbers in it were drawn for that slice alone.
@@ -49,17 +49,17 @@ class Rows:
 
 @dataclass(frozen=True)
 class Total:
-    """A sum over examples of one function of each example."""
+    """A tensor that is a sum over examples of one function of each example."""
 
 
 @dataclass(frozen=True)
 class Unwritten:
-    """Memory that was allocated and not written, which may hold anything."""
+    """Memory that was allocated and not written, so that its values are undefined."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """Numbers for which nothing was proved, with the first reason and the place."""
+    """A tensor about which nothing was proved, with the first reason and the place."""
 
     reason: str
 
@@ -83,7 +83,7 @@ def multiple(size: Size) -> int:
     """Factor by which a size is a multiple of the batch; 0 if it does not depend on the batch.
 
     Raises:
-        Refused: The size depends on the batch in another way, or on the data.
+        Refused: The size depends on the batch otherwise, or on the data.
     """
     if not symbolic(size):
         return 0
@@ -107,7 +107,7 @@ def by_shape(shape: Sequence[Size]) -> Rows | None:
 
 
 def checked(value: Value, shape: Sequence[Size]) -> Value:
-    """The value, if a tensor of this shape can be what it says.
+    """Check that a tensor of this shape can have a value, and return the value.
 
     Raises:
         Refused: The shape depends on the batch where the value says that it does not.
