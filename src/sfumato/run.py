@@ -127,7 +127,7 @@ class Run:
 
     @cached_property
     def origin(self) -> Origin:
-        """Where the initial weights came from."""
+        """The origin of the initial weights."""
         return Origin.of(self.header)
 
     @cached_property
@@ -346,7 +346,7 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         return next(self.network.parameters()).device
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a trained classifier does: how good it is, how sure of itself, and what it is like inside.
+"""Analyses of a trained classifier: quality, calibration, curvature, activations, sparsity, cost.
 
 `evaluate(probabilities(classifier, data.test), data.test.labels, data.classes)` gives scores;
 `analyze(sfumato.open("runs/digits-001"))` gives calibration, curvature, activations, sparsity,

@@ -1,4 +1,4 @@
-"""What flows through a network: histograms, moments and norms of the outputs of its layers.
+"""Activation statistics: histograms, moments and norms of the outputs of a network's layers.
 
 Two passes over the images keep memory bounded: the first finds moments and ranges, the second fills
 histograms. Layers are norms and activations, found as modules whatever the model, and the named
@@ -78,7 +78,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Activations:
-    """What `activations_of` finds.
+    """The result of `activations_of`.
 
     Attributes:
         layers: Outputs of norms and activations, in the order in which they run.
@@ -284,7 +284,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def first_activation(found: Activations) -> Distribution | None:
-    """What the first layer's activation puts out, which Papernot et al. (2019) watch."""
+    """The outputs of the first layer's activation, which Papernot et al. (2019) report."""
     ranked: Sequence[str] = ("activation", "norm", "convolution", "linear")
     for kind in ranked:
         for layer in found.layers:

@@ -30,7 +30,7 @@ HOTTEST = 1e3
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """How far class probabilities can be trusted.
+    """Proper scores and calibration errors of class probabilities.
 
     Attributes:
         n: Number of examples.
@@ -70,7 +70,7 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What `calibrate` finds.
+    """The result of `calibrate`.
 
     Attributes:
         scores: Of the probabilities as they are, on all examples scored.

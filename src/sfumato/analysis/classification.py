@@ -1,4 +1,4 @@
-"""How good class probabilities are: accuracy, proper scores, calibration, errors by class.
+"""Evaluation of class probabilities: accuracy, proper scores, calibration, errors by class.
 
 Everything here is a function of probabilities `(n, classes)` and labels `(n,)`; there are no files
 and no models.
@@ -56,7 +56,7 @@ class Reliability:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What `evaluate` finds.
+    """The result of `evaluate`.
 
     Attributes:
         classes: Class names, in the order of rows and columns.

@@ -1,4 +1,4 @@
-"""What a network costs: parameters and multiply-accumulates (MACs) of every layer, per image.
+"""Cost of a network: parameters and multiply-accumulates (MACs) of every layer, per image.
 
 Layers come from `sfumato.models.summary`; a second count of all operations finds products outside
 convolutions and linear layers, such as those of attention, and those that a batch needs once, such
@@ -19,7 +19,7 @@ from sfumato.models import Layer, summary
 
 @dataclass(frozen=True)
 class Cost:
-    """What `cost_of` finds.
+    """The result of `cost_of`.
 
     Attributes:
         layers: Every layer in the order of its calls.

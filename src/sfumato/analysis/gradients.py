@@ -1,4 +1,4 @@
-"""What clipping and noise leave of the gradient: norms, clipped fraction and signal-to-noise.
+"""Gradients under clipping and noise: norms, clipped fraction and signal-to-noise.
 
 Measured on images that need not be the training images, with the run's own clipping rule and noise.
 The signal of a layer is the norm of its part of the mean clipped gradient; the noise that a step
@@ -55,7 +55,7 @@ class LayerGradient:
 
 @dataclass(frozen=True)
 class GradientNorms:
-    """What `gradient_norms` finds.
+    """The result of `gradient_norms`.
 
     Attributes:
         layers: In the order of parameters.

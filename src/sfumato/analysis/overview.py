@@ -50,7 +50,7 @@ TRACE_PROBES = 50
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work to spend.
+    """The amount of work to spend.
 
     Attributes:
         examples: Images to look at; all for calibration and `EXAMPLES` for the rest if None.
@@ -75,7 +75,7 @@ class Effort:
 
 @dataclass(eq=False)
 class Analysis:
-    """What has been found about a run so far; parts not asked for or not reached are None.
+    """The results of an analysis so far; parts not asked for or not reached are None.
 
     Attributes:
         run: The run.
@@ -109,7 +109,7 @@ class Analysis:
 
     @property
     def warning(self) -> str:
-        """What must be said along with these numbers, if anything."""
+        """A remark that must accompany these numbers, or empty."""
         return WARNING if self.on == "train" and self.run.recipe.privacy.enabled else ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def analyze(
         run: From `sfumato.open`.
         parts: Any of `PARTS`.
         on: `validation`, `test` or `train`; validation if the run has it, else test, if None.
-        effort: How much work to spend.
+        effort: The amount of work to spend.
     """
     found = begin(run, on=on, effort=effort)
     for part in check_parts(parts):

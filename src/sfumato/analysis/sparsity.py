@@ -1,4 +1,4 @@
-"""How many parameters and gradient entries are close to zero: the l0^eps "norm".
+"""Sparsity: numbers of parameters and gradient entries close to zero, the l0^eps "norm".
 
 Hölzl et al. (2023, section 4.1) count the entries with a magnitude below eps (Donoho and Elad,
 2003); eps has nothing to do with privacy. They state no value, so several are given.

@@ -54,7 +54,7 @@ class Ritz:
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """What `spectrum_of` finds.
+    """The result of `spectrum_of`.
 
     Attributes:
         size: Parameters, so eigenvalues in all.

@@ -253,7 +253,7 @@ class Matrix:
 
     @property
     def words(self) -> str:
-        """What the matrix shows, for those who do not see it."""
+        """The matrix in words, for readers who do not see it."""
         n = int(self.counts.sum())
         share = 100 * self.counts.trace() / max(1, n)
         spoken = "; ".join(f"{n} × {t} taken for {p}" for n, t, p in self.errors(3)) or "none"

@@ -43,7 +43,7 @@ def keys(panel: str, *, batches: bool = True) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class History:
-    """What a run has recorded.
+    """The records of a run.
 
     Attributes:
         records: In the order of steps: `step`, and any of `epsilon` and the keys of the curves.

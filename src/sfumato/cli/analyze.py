@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class On(enum.StrEnum):
-    """Which part of the data."""
+    """A part of the data."""
 
     test = "test"
     validation = "validation"

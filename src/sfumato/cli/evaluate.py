@@ -23,7 +23,7 @@ _STEM = "evaluation"
 
 
 class Split(enum.StrEnum):
-    """Which part of the data."""
+    """A part of the data."""
 
     test = "test"
     validation = "validation"
@@ -42,7 +42,7 @@ def evaluate(
         None, help="Data set, folder or .npz with the model's classes, instead of the run's own."
     ),
     data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
-    split: Split = typer.Option(Split.test, help="Which part of the data."),
+    split: Split = typer.Option(Split.test, help="A part of the data."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
     trust_code: list[str] = TRUST_CODE,
     out: Path | None = typer.Option(

@@ -8,7 +8,7 @@ from sfumato.errors import UserError
 
 
 def parse_part(text: str | None) -> slice:
-    """What `--part` takes of a list: every N-th from the I-th on, or all without it."""
+    """The share that `--part` takes of a list: every N-th from the I-th on, or all without it."""
     if text is None:
         return slice(None)
     match = re.fullmatch(r"(\d+)/(\d+)", text)

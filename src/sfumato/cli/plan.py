@@ -95,7 +95,7 @@ def choice(
     views: int = 1,
     accountant: AccountantName = "pld",
 ) -> Choice:
-    """What a batch and a number of steps mean under a budget."""
+    """A batch and a number of steps under a budget, with their noise and signal-to-noise."""
     from sfumato.privacy.accounting.budget import noise_multiplier_for
 
     q = batch / examples

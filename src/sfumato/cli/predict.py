@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Format(enum.StrEnum):
-    """How predictions are written."""
+    """The format of written predictions."""
 
     csv = "csv"
     json = "json"

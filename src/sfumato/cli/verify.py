@@ -1,4 +1,4 @@
-"""`sfumato verify`: does private training hold on this very model?"""
+"""`sfumato verify`: check that private training is right on a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sfumato verify RUN`: does what a run folder states follow from what is in it?"""
+"""`sfumato verify RUN`: check that the statements of a run folder follow from its ledger."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -155,6 +156,7 @@ class PrivateGradients:
 
     @clipping.setter
     def clipping(self, rule: ClippingRule) -> None:
+        """Clip by another rule from the next step on."""
         self._rule, self._bound_to = rule, None
 
     @property
@@ -180,8 +182,7 @@ class PrivateGradients:
     @released.setter
     def released(self, count: int) -> None:
         """Go on after `count` releases of this same event."""
-        event = self.step_event
-        self._history = [Step(event.q, event.noise_multiplier, count)] if count else []
+        self._history = [replace(self.step_event, count=count)] if count else []
 
     def epsilon(self, *, delta: float, accountant: AccountantName = "pld") -> float:
         """Privacy spent so far; delta must be below one in the number of examples."""

@@ -1,1 +1,1 @@
-"""What people read about runs: the HTML page, the card, pictures of evaluations and analyses."""
+"""Documents about runs: the HTML page, the card, pictures of evaluations and analyses."""

@@ -1,4 +1,4 @@
-"""What a report needs the data and the weights for: test results and sample predictions.
+"""Measurements that need data and weights: test results and sample predictions.
 
 Everything is measured on test images or on images that the user chose, never on training images.
 """
@@ -36,7 +36,7 @@ _DISAGREE = 0.005
 
 @dataclass(frozen=True)
 class Choice:
-    """Which sample images to show: so many of the test set, or these files."""
+    """Sample images to show: so many of the test set, or these files."""
 
     count: int = 0
     files: tuple[Path, ...] = ()
@@ -62,13 +62,13 @@ class Sample:
 
     @property
     def right(self) -> bool | None:
-        """Whether the prediction is correct, if that is known."""
+        """Tell whether the prediction is correct; None if that is not known."""
         return None if self.true is None else self.true == self.predicted
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What was measured of one run.
+    """The measurements of one run.
 
     Attributes:
         evaluation: Results on the test set, or None.

@@ -42,7 +42,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def together(runs: Sequence[Run]) -> float | None:
-    """What the private ones of several runs spend on the same images if all are made known.
+    """The epsilon that private runs spend together on the same images if all are made known.
 
     By PLD, at their common delta; None where there are not at least two with one delta, or where
     two have one seed: they have the same noise then, which cancels between them.

@@ -16,7 +16,7 @@ from sfumato.text import NONE, count, duration, percent, power
 
 
 def headline(run: Run, measured: Measured) -> Safe:
-    """What was trained, on what, how well, and at what price."""
+    """The headline of a run: network, data, accuracy and guarantee."""
     spent, p = run.spent, run.recipe.privacy
     if not run.private:
         price, under = "∞", "ε: not private"

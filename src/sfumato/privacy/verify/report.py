@@ -64,7 +64,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ParameterError:
-    """How far one parameter's per-example gradient is from the reference."""
+    """The error of one parameter's per-example gradient against the reference."""
 
     name: str
     shape: tuple[int, ...]
@@ -91,7 +91,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every check holds."""
+        """Tell whether every check holds."""
         return all(check.passed for check in self.checks)
 
 

@@ -79,7 +79,7 @@ class Trial:
 
     @cached_property
     def comparison(self) -> Comparison:
-        """How the model can be compared with itself."""
+        """The way in which the model can be compared with itself."""
         return how_to_compare(self.model, self.draws.x(3))
 
     @cached_property
