@@ -124,7 +124,9 @@ def _images(where: str, array: Array, bits: int) -> Array:
     if kind.kind == "f":
         if low < 0 or high > 1:
             advice = (
-                "divide by 255 or save as uint8" if low >= 0 and high <= 255 else "scale them first"
+                "divide by 255 or save as uint8"
+                if low >= 0 and high <= 255
+                else "scale them, and leave normalisation out: training normalises images itself"
             )
             raise UserError(
                 f"{where} holds values from {low:g} to {high:g}, but floats must lie between 0 and "
@@ -217,8 +219,8 @@ def _numbered(
             absent = next((k for k, label in enumerate(found) if k != label), len(found))
             raise UserError(
                 f"{where}: no training image has the label {absent}, though labels reach "
-                f"{count - 1}; number the classes from 0 without gaps, or name them in an array "
-                "called classes."
+                f"{count - 1}; number the classes from 0 without gaps, or name them (in an .npz "
+                "file by an array called classes)."
             )
     numbers = {part: labels.astype(np.int64) for part, labels in raw.items()}
     return numbers, names or tuple(str(label) for label in range(count))
