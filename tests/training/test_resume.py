@@ -12,13 +12,14 @@ from short_runs import halves
 from short_runs import recipe as short
 
 from sfumato import recipes
+from sfumato.api import resume
 from sfumato.errors import UserError
 from sfumato.privacy import ledger
 from sfumato.recipe import Recipe
 from sfumato.run import Run
 from sfumato.training import files, snapshots
 from sfumato.training.reporter import Progress, Silent
-from sfumato.training.run import resume, train
+from sfumato.training.run import train
 
 
 class Crash(Silent):
