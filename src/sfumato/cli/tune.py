@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato.cli.parts import parse_part
-from sfumato.cli.train import choose
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 
@@ -65,6 +64,7 @@ def tune(
     from sfumato.pictures import tuning as picture
     from sfumato.privacy.statement import upwards
     from sfumato.recipe import parse_setting, setting_text
+    from sfumato.recipes.choice import choose
     from sfumato.report.runs import gather, share_seed, together
     from sfumato.training import tune as tuning
     from sfumato.training.loop import Stopped

@@ -21,6 +21,7 @@ from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.recipe import Recipe
+from sfumato.text import GIVEN
 from sfumato.training import files, schedules
 from sfumato.training.classifier import STATEMENT, TENSORS, read_weights, statement_digest
 from sfumato.training.initial.start import Origin, known_as
@@ -59,7 +60,7 @@ def guarantee_of(
     steps = merge(history)
     counted = sum(step.count for step in steps)
     named = facts.pop("data_name", None) or known_as(recipe.data.name)
-    start = " ".join(filter(None, [origin.words, facts.pop("frozen", "")]))
+    start = " ".join(filter(None, [_given(recipe), origin.words, facts.pop("frozen", "")]))
     examples, rate = int(header.get("examples", 0)), float(header.get("rate", 0.0))
     facts = {
         "data": recipe.data.name,
@@ -109,6 +110,17 @@ def guarantee_of(
         start_names=origin.also,
         start_looked=origin.looked,
         **facts,
+    )
+
+
+def _given(recipe: Recipe) -> str:
+    """A sentence on a model that was given as an object; empty for one that a name stands for."""
+    name = recipe.model.name
+    if not name.startswith(GIVEN):
+        return ""
+    return (
+        f"The model is {name.removeprefix(GIVEN)}, given as an object in Python. Epsilon does not "
+        "cover initial weights that it came with."
     )
 
 
