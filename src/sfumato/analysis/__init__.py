@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sfumato.analysis.gradients import GradientNorms, LayerGradient, gradient_norms
     from sfumato.analysis.inference import Prediction, predict_files, probabilities
     from sfumato.analysis.overview import Analysis, Effort, analyze
-    from sfumato.analysis.run_access import draw_images, part_of
+    from sfumato.analysis.run_access import draw_images, mechanism, part_of
     from sfumato.analysis.sparsity import Sparsity, l0_eps, sparsity_of
     from sfumato.analysis.spectrum import (
         Ritz,
@@ -77,6 +77,7 @@ __all__ = [
     "gradient_norms",
     "l0_eps",
     "lanczos",
+    "mechanism",
     "negative_log_likelihood",
     "part_of",
     "predict_files",
@@ -107,7 +108,7 @@ __getattr__, __dir__ = lazy(
         "gradients": ("GradientNorms", "LayerGradient", "gradient_norms"),
         "inference": ("Prediction", "predict_files", "probabilities"),
         "overview": ("Analysis", "Effort", "analyze"),
-        "run_access": ("draw_images", "part_of"),
+        "run_access": ("draw_images", "mechanism", "part_of"),
         "sparsity": ("Sparsity", "l0_eps", "sparsity_of"),
         "spectrum": (
             "Ritz", "Spectrum", "exact_spectrum", "lanczos", "spectrum_of", "top_eigenvalues",
