@@ -42,6 +42,8 @@ def test_a_run_holds_all_that_the_example_names(own: sfumato.Run, tmp_path: Path
     assert own.classifier.predict(torch.from_numpy(IMAGES[:3])).shape == (3, 10)
     page = own.report(tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Sequential" in page and "cannot be used" not in page
+    alone = sfumato.open(own.folder).report(tmp_path / "s.html").read_text(encoding="utf-8")
+    assert "given as an object in Python" in alone
 
 
 def test_an_own_model_is_named_in_recipe_and_statement(own: sfumato.Run) -> None:
@@ -147,9 +149,18 @@ def test_settings_data_and_recipes_are_those_of_the_command(tmp_path: Path) -> N
     run = sfumato.train("digits", epsilon=np.float32(2), out=tmp_path / "a", **SHORT, **views)
     assert run.recipe.name == "digits" and run.recipe.training.views == 2
     assert run.recipe.privacy.epsilon == 2
+    with pytest.raises(UserError, match="the registered model 'tanh-cnn': leave model= out"):
+        _ = sfumato.open(run.folder, model=network()).classifier
     recipe = sfumato.recipes.find("digits").replace(views)
     other = sfumato.train(recipe, epsilon=2, out=tmp_path / "b", **SHORT)
     assert run.records == other.records
+
+
+@pytest.mark.slow
+def test_without_a_model_the_packaged_weights_are_the_start(tmp_path: Path) -> None:
+    run = sfumato.train((IMAGES, LABELS), epsilon=2, out=tmp_path / "r", **SHORT)
+    assert run.recipe.name == "images" and run.recipe.start.source == "dead-leaves"
+    assert run.verify().spent <= 2
 
 
 def images_without_labels() -> Any:

@@ -114,6 +114,7 @@ def test_the_reference_is_that_of_the_docstrings() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_an_opacus_loop_moves_by_changing_five_lines(tmp_path: Path) -> None:
     path = DOCS / "from-opacus.md"
     setup = PAGES["docs/from-opacus.md"].program[0]

@@ -84,7 +84,7 @@ class Run:
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
         self.notes: list[str] = []
-        self._data, self._root, self._device = data, root, device
+        self._data, self._model, self._root, self._device = data, model, root, device
         self._trust = (*trust_code, *([] if model is None else [model]))
         files.check_run(self.folder)
 
@@ -275,6 +275,9 @@ class Run:
     @cached_property
     def _final(self) -> Classifier | None:
         """The classifier of the final weights, if there are any that can be used."""
+        name = self.recipe.model.name
+        if self._model is not None and not name.startswith(GIVEN):
+            raise UserError(f"{self.folder} has the registered model '{name}': leave model= out.")
         return newest_weights.final(self.folder, self._device, self._trust, self.notes)
 
     @cached_property

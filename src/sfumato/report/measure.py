@@ -25,7 +25,7 @@ from sfumato.data.decode import UnreadableError, decode
 from sfumato.errors import UserError
 from sfumato.models import Code
 from sfumato.run import Run
-from sfumato.text import percent
+from sfumato.text import GIVEN, percent
 from sfumato.training import classifier as classifiers
 from sfumato.training.classifier import Classifier
 from sfumato.training.recipe_data import images_of
@@ -177,7 +177,8 @@ def _measured(
         shown = _of_files(classifier, samples.files)
     try:
         dataset = loaded.of(run, classifier)
-        given = "" if loaded.data is None else dataset.name
+        own = loaded.data is None or run.recipe.data.name.startswith(GIVEN)
+        given = "" if own else dataset.name
         found = analysis.probabilities(classifier, dataset.test)
         labels = align_labels(dataset.test.labels, dataset.classes, classifier.classes)
         evaluation = analysis.evaluate(found, labels, classifier.classes)
