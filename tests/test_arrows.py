@@ -23,13 +23,15 @@ BELOW = {
     "privacy": {"kernels", "nn"},
     "training": {"privacy", "models", "data", "charts", "recipe", "settings", "starts"},
     "recipes": {"recipe"},
-    "run": {"training", "privacy", "data", "recipe", "recipes"},
+    "run": {"training", "privacy", "models", "data", "recipe", "recipes"},
     "analysis": {"run", "training", "privacy", "models", "data"},
-    "report": {"run", "analysis", "training", "privacy", "data", "charts", "recipe", "recipes"},
+    "report": {
+        "run", "analysis", "training", "privacy", "models", "data", "charts", "recipe", "recipes",
+    },
     "reproduce": {
         "run", "analysis", "training", "privacy", "data", "charts", "recipe", "recipes", "starts",
     },
-    "api": {"run", "training", "recipe"},
+    "api": {"run", "training", "models", "data", "recipe", "recipes"},
     "bench": {"training", "privacy", "models", "data", "charts", "recipe"},
 }  # fmt: skip
 PARTS = sorted(path.parent.name for path in HOUSE.glob("*/__init__.py"))

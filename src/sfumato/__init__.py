@@ -2,27 +2,28 @@
 
     import sfumato
 
-    run = sfumato.train(sfumato.recipes.find("digits"))
+    run = sfumato.train("scans/", epsilon=8)
     run.guarantee.epsilon, run.accuracy, run.classifier.predict(images)
+    run = sfumato.open("runs/images-001")
 
-The mechanism alone, for an own training loop, is in `sfumato.privacy`.
+The mechanism alone, for an own training loop, is in `sfumato.privacy`. `docs/python.md` is the
+reference.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sfumato._lazy import lazy
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
-    from sfumato import data, models, privacy, recipes
+    from sfumato import analysis, data, models, nn, privacy, recipes, report
     from sfumato.api import open, resume, train
     from sfumato.recipe import Recipe
     from sfumato.run import Run
     from sfumato.training.classifier import Classifier, load
-
-    __version__: str
+    from sfumato.version import __version__
 
 __all__ = [
     "Classifier",
@@ -30,32 +31,28 @@ __all__ = [
     "Run",
     "UserError",
     "__version__",
+    "analysis",
     "data",
     "load",
     "models",
+    "nn",
     "open",
     "privacy",
     "recipes",
+    "report",
     "resume",
     "train",
 ]
 
-_HOME = {
-    "Classifier": "training.classifier",
-    "load": "training.classifier",
-    "Recipe": "recipe",
-    "Run": "run",
-    "open": "api",
-    "resume": "api",
-    "train": "api",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return importlib.import_module(f"{__name__}.version").of()
-    if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    if name in ("data", "models", "privacy", "recipes"):
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "": ("analysis", "data", "models", "nn", "privacy", "recipes", "report"),
+        "api": ("open", "resume", "train"),
+        "errors": ("UserError",),
+        "recipe": ("Recipe",),
+        "run": ("Run",),
+        "training.classifier": ("Classifier", "load"),
+        "version": ("__version__",),
+    },
+)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
 def lazy(
-    package: str, homes: Mapping[str, str]
+    package: str, names: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose names are imported on first use.
 
     Args:
         package: The package's `__name__`.
-        homes: Each public name, with the module below the package that defines it; an empty
-            string for a name that is such a module itself.
+        names: Public names by the module below the package that defines them; by an empty string
+            those that are such modules themselves.
     """
+    homes = {name: home for home, group in names.items() for name in group}
 
     def attribute(name: str) -> Any:
         if name not in homes:

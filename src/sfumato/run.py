@@ -25,6 +25,7 @@ from sfumato.privacy.accounting.accountants import Step, merge
 from sfumato.privacy.guarantee import Guarantee
 from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe, differences, from_record
+from sfumato.text import GIVEN
 from sfumato.training import (
     files,
     metrics,
@@ -32,7 +33,7 @@ from sfumato.training import (
     recipe_data,
     run_guarantee,
     snapshots,
-)
+)  # fmt: skip
 from sfumato.training.initial import parameters
 from sfumato.training.initial.start import Origin
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sfumato.data import Dataset
+    from sfumato.models import Code, GivenModel
     from sfumato.training.classifier import Classifier, Description
     from sfumato.training.reporter import Reporter
 
@@ -58,16 +60,19 @@ class Run:
         self,
         folder: str | Path,
         *,
-        data: str | None = None,
+        data: object = None,
+        model: GivenModel | None = None,
         root: str | Path | None = None,
         device: str | torch.device = "cpu",
-        trust_code: Iterable[str] = (),
+        trust_code: Iterable[Code] = (),
     ) -> None:
         """Open a run folder.
 
         Args:
             folder: The run folder.
-            data: A data set, folder or .npz with the model's classes, instead of the run's own.
+            data: A data set, folder, .npz or data in memory with the model's classes, instead of
+                the run's own; the run's own, given again, if it was in memory.
+            model: The model, if it was given as an object in Python.
             root: Where to look for data sets first.
             device: Where to put the network.
             trust_code: Modules outside sfumato whose models the run may name; no other code is
@@ -79,18 +84,9 @@ class Run:
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
         self.notes: list[str] = []
-        self._data, self._root, self._device = data, root, device
-        self._trust = tuple(trust_code)
-        if not self.folder.exists():
-            raise UserError(f"There is no run folder {folder}.")
-        known = (files.LEDGER, files.RECIPE)
-        if self.folder.is_file() and any((self.folder.parent / name).is_file() for name in known):
-            raise UserError(f"{folder} is a file of a run: give its folder, {self.folder.parent}.")
-        if not any((self.folder / name).is_file() for name in known):
-            raise UserError(
-                f"{folder} is not a run folder: it holds neither {files.LEDGER} nor {files.RECIPE}."
-                " Give folders that `sfumato train` made, such as runs/digits-001."
-            )
+        self._data, self._model, self._root, self._device = data, model, root, device
+        self._trust = (*trust_code, *([] if model is None else [model]))
+        files.check_run(self.folder)
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else f"stopped at step {self.steps}"
@@ -273,12 +269,15 @@ class Run:
     def data(self) -> str:
         """The data set in a few words."""
         d = self.recipe.data
-        name = canonical(d.name) or Path(d.name).name or d.name
+        name = canonical(d.name) or Path(d.name).name.removeprefix(GIVEN) or d.name
         return f"{name} ({d.subset})" if d.subset else name
 
     @cached_property
     def _final(self) -> Classifier | None:
         """The classifier of the final weights, if there are any that can be used."""
+        name = self.recipe.model.name
+        if self._model is not None and not name.startswith(GIVEN):
+            raise UserError(f"{self.folder} has the registered model '{name}': leave model= out.")
         return newest_weights.final(self.folder, self._device, self._trust, self.notes)
 
     @cached_property
@@ -381,14 +380,19 @@ class Run:
         return write([self], Path(path), data=self._data, root=self._root, device=self._device,
                      trust_code=self._trust)  # fmt: skip
 
-    def resume(self, *, device: str = "auto", reporter: Reporter | None = None) -> Run:
+    def resume(
+        self,
+        *,
+        data: object = None,
+        model: GivenModel | None = None,
+        device: str = "auto",
+        reporter: Reporter | None = None,
+    ) -> Run:
         """Go on with the run if it was interrupted, to the end; see `sfumato.resume`."""
         from sfumato.training.run import resume
 
-        folder = resume(
-            self.folder, root=self._root, device=device, reporter=reporter, trust_code=self._trust,
-            changes=None if self._data is None else {"data.name": self._data},
-        )  # fmt: skip
-        return Run(
-            folder, data=self._data, root=self._root, device=self._device, trust_code=self._trust
-        )
+        data = self._data if data is None else data
+        trust = self._trust if model is None else (*self._trust, model)
+        resume(self.folder, data=data, root=self._root, device=device, reporter=reporter,
+               trust_code=trust)  # fmt: skip
+        return Run(self.folder, data=data, root=self._root, device=self._device, trust_code=trust)

@@ -17,6 +17,10 @@ NONE = "–"
 """Stands for a number that there is not."""
 
 
+GIVEN = "python:"
+"""Begins the name of data or of a model that was given as an object in Python."""
+
+
 def printable(text: str) -> str:
     """Text with control characters as escapes such as `\\u001b`; newlines and tabs stay."""
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

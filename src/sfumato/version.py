@@ -32,6 +32,9 @@ def _written() -> str:
         return UNKNOWN
 
 
+__version__ = of()
+
+
 def commit() -> str:
     """The commit of the checkout that the package lies in, with `+` if the package was changed.
 

@@ -367,7 +367,7 @@ def test_resume_refuses_another_sigma(run: Run, monkeypatch: pytest.MonkeyPatch)
     interrupted(run, monkeypatch)
     from sfumato.training import setup
 
-    monkeypatch.setattr(setup, "noise_multiplier_for", lambda **_: 1.25)
+    monkeypatch.setattr(setup.budget, "noise_multiplier_for", lambda **_: 1.25)
     refused(run("--resume", "r"), "sigma was", "is now 1.25")
 
 
@@ -559,7 +559,7 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
 
 
 def test_what_ones_own_images_are_trained_with(tmp_path: Path) -> None:
-    from sfumato.cli.train import choose
+    from sfumato.recipes.choice import choose
 
     scans = tmp_path / "scans"
     scans.mkdir()

@@ -165,7 +165,7 @@ def without(*names):
         (changed(classes=np.array(["a", "a", "b", "c"])), "a name twice"),
         (changed(classes=np.arange(4)), "array of strings"),
         (changed(x_train=lambda x: x / 1.0), "from 0 to 255, but floats .* divide by 255"),
-        (changed(x_train=lambda x: x / 128.0 - 1), "from -1 to .* scale them first"),
+        (changed(x_train=lambda x: x / 128.0 - 1), "from -1 to .* scale them, and"),
         (changed(x_train=lambda x: np.full(x.shape, np.inf)), "values from .* to inf"),
         (changed(x_train=lambda x: x.astype(int) * 2), "whole numbers from 0 to 510"),
         (changed(x_train=lambda x: x + 1j), "of type complex128"),

@@ -278,3 +278,9 @@ def test_a_loader_of_varying_batches_is_checked_in_few_sizes() -> None:
     for size in range(50, 90):
         engine(x[:size], y[:size])
     assert len([size for size in sizes if size >= 50]) <= 9, sizes
+
+
+def test_a_batch_on_another_device_than_the_model_is_refused() -> None:
+    engine = PerExample(nn.Linear(3, 2).to("meta"))
+    with pytest.raises(UserError, match=r"The model is on meta, the inputs on cpu .* move them"):
+        engine(torch.randn(5, 3), torch.zeros(5, dtype=torch.long))

@@ -7,17 +7,9 @@ gradients and cost. Each is a function of its own too: see docs/analysis.md.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sfumato.analysis.classification import (
-    Evaluation,
-    Reliability,
-    brier_score,
-    evaluate,
-    negative_log_likelihood,
-    reliability,
-)
+from sfumato._lazy import lazy
 
 if TYPE_CHECKING:
     from sfumato.analysis.activations import Activations, Distribution, activations_of
@@ -30,12 +22,20 @@ if TYPE_CHECKING:
         scores,
         softmax,
     )
+    from sfumato.analysis.classification import (
+        Evaluation,
+        Reliability,
+        brier_score,
+        evaluate,
+        negative_log_likelihood,
+        reliability,
+    )
     from sfumato.analysis.cost import Cost, cost_of
     from sfumato.analysis.curvature import Hessian, Trace, trace_of
     from sfumato.analysis.gradients import GradientNorms, LayerGradient, gradient_norms
     from sfumato.analysis.inference import Prediction, predict_files, probabilities
     from sfumato.analysis.overview import Analysis, Effort, analyze
-    from sfumato.analysis.run_access import draw_images, part_of
+    from sfumato.analysis.run_access import draw_images, mechanism, part_of
     from sfumato.analysis.sparsity import Sparsity, l0_eps, sparsity_of
     from sfumato.analysis.spectrum import (
         Ritz,
@@ -45,24 +45,6 @@ if TYPE_CHECKING:
         spectrum_of,
         top_eigenvalues,
     )
-
-_HOME = {
-    "activations": ("Activations", "Distribution", "activations_of"),
-    "calibration": (
-        "Calibration", "Scores", "adaptive_reliability", "calibrate", "fit_temperature", "scores",
-        "softmax",
-    ),
-    "cost": ("Cost", "cost_of"),
-    "curvature": ("Hessian", "Trace", "trace_of"),
-    "gradients": ("GradientNorms", "LayerGradient", "gradient_norms"),
-    "inference": ("Prediction", "predict_files", "probabilities"),
-    "overview": ("Analysis", "Effort", "analyze"),
-    "run_access": ("draw_images", "part_of"),
-    "sparsity": ("Sparsity", "l0_eps", "sparsity_of"),
-    "spectrum": (
-        "Ritz", "Spectrum", "exact_spectrum", "lanczos", "spectrum_of", "top_eigenvalues",
-    ),
-}  # fmt: skip
 
 __all__ = [
     "Activations",
@@ -95,6 +77,7 @@ __all__ = [
     "gradient_norms",
     "l0_eps",
     "lanczos",
+    "mechanism",
     "negative_log_likelihood",
     "part_of",
     "predict_files",
@@ -108,10 +91,27 @@ __all__ = [
     "trace_of",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import what needs PyTorch only when it is asked for."""
-    for home, names in _HOME.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "activations": ("Activations", "Distribution", "activations_of"),
+        "calibration": (
+            "Calibration", "Scores", "adaptive_reliability", "calibrate", "fit_temperature",
+            "scores", "softmax",
+        ),
+        "classification": (
+            "Evaluation", "Reliability", "brier_score", "evaluate", "negative_log_likelihood",
+            "reliability",
+        ),
+        "cost": ("Cost", "cost_of"),
+        "curvature": ("Hessian", "Trace", "trace_of"),
+        "gradients": ("GradientNorms", "LayerGradient", "gradient_norms"),
+        "inference": ("Prediction", "predict_files", "probabilities"),
+        "overview": ("Analysis", "Effort", "analyze"),
+        "run_access": ("draw_images", "mechanism", "part_of"),
+        "sparsity": ("Sparsity", "l0_eps", "sparsity_of"),
+        "spectrum": (
+            "Ritz", "Spectrum", "exact_spectrum", "lanczos", "spectrum_of", "top_eigenvalues",
+        ),
+    },
+)  # fmt: skip

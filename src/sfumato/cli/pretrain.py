@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sfumato.cli.train import choose, watch
+from sfumato.cli.train import typed, watch
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 from sfumato.errors import UserError
@@ -61,6 +61,7 @@ def pretrain(
     """
     from sfumato.recipe import parse_setting
     from sfumato.recipes import ORDINARY
+    from sfumato.recipes.choice import choose
 
     if recipe is None and data is None:
         raise UserError(
@@ -84,7 +85,7 @@ def pretrain(
     changes |= {"privacy.enabled": False, "data.public": True}
     if recipe is None:
         changes = ORDINARY | changes
-    chosen = choose(recipe, data, changes, given)
+    chosen = choose(recipe, data, changes, options=typed(given))
     chosen = chosen.replace({"name": f"pretrain-{Path(chosen.data.name).stem}"})
 
     if out is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from sfumato.interrupted_import import loading
 from sfumato.training import files
 
 if TYPE_CHECKING:
-    from sfumato.recipe import Recipe
     from sfumato.run import Run
     from sfumato.training.reporter import Reporter
 
@@ -29,6 +28,7 @@ OPTIONS = {
     "model.name": "--model",
     "privacy.epsilon": "--epsilon",
     "privacy.delta": "--delta",
+    "privacy.enabled": "--no-privacy",
     "start.source": "--start",
     "start.train": "--train-only",
     "training.seed": "--seed",
@@ -42,6 +42,11 @@ _FROM_RUN = (
     "--resume RUN takes the recipe and the folder from the run: leave them away. (--data says "
     "where its images are now.)"
 )
+
+
+def typed(settings: Iterable[str]) -> dict[str, str]:
+    """The option that stands for each of some settings, as far as there is one."""
+    return {key: OPTIONS[key] for key in settings if key in OPTIONS}
 
 
 def register(app: typer.Typer) -> None:
@@ -90,6 +95,7 @@ def train(
     Without arguments: a small network on 8x8 images of digits at epsilon 3, in seconds.
     """
     from sfumato.recipe import parse_setting
+    from sfumato.recipes.choice import choose
 
     changes = dict(parse_setting(text) for text in set_)
     named = {
@@ -110,9 +116,9 @@ def train(
     changes |= given
     if resume is not None and (recipe is not None or out is not None):
         raise UserError(_FROM_RUN)
-    chosen = None if resume is not None else choose(recipe, data, changes, given)
-    if chosen is not None and not chosen.privacy.enabled:
-        _check_no_budget(changes, "--no-privacy" if no_privacy else f"The recipe '{chosen.name}'")
+    chosen = None
+    if resume is None:
+        chosen = choose(recipe, data, changes, options=typed(given))
     if out is not None:
         files.check_free(out)
     trusted = named_code(trust_code, changes)
@@ -123,22 +129,12 @@ def train(
 
     def go(reporter: Reporter) -> Run:
         if chosen is None:
-            return api.resume(resume, changes=changes, reporter=reporter, **options)
+            moved = changes.pop("data.name", None)
+            return api.resume(resume, data=moved, changes=changes, reporter=reporter, **options)
         return api.train(chosen, out=out, reporter=reporter, **options)
 
     with _streamed(tensorboard):
         watch(go, name=chosen.name if chosen else "", out=out, resumed=resume, trusted=trusted)
-
-
-def _check_no_budget(changes: dict[str, Any], who: str) -> None:
-    """Refuse a budget for a run without privacy."""
-    budget = [key for key in ("privacy.epsilon", "privacy.delta") if key in changes]
-    if budget:
-        words = " and ".join(f"{OPTIONS[key]} {changes[key]}" for key in budget)
-        raise UserError(
-            f"{who} trains without any privacy, so {words} would mean nothing: leave it out, or "
-            "train with privacy (privacy.enabled = true)."
-        )
 
 
 def _streamed(wanted: bool) -> AbstractContextManager[None]:
@@ -202,54 +198,6 @@ def _interruptible(name: str, out: Path | None, resumed: Path | None, again: str
         else:
             echo("Stopped before training began.", err=True)
         raise typer.Exit(130) from None
-
-
-def choose(
-    recipe: str | None,
-    data: str | None,
-    changes: dict[str, Any],
-    given: dict[str, Any] | None = None,
-    *,
-    tried: Mapping[str, Any] | None = None,
-) -> Recipe:
-    """The recipe that the arguments mean, with their changes made.
-
-    Args:
-        recipe: The argument.
-        data: The option.
-        changes: New values of settings.
-        given: Those of them that options of their own stand for.
-        tried: Settings whose values will be varied.
-    """
-    from sfumato import recipes
-
-    known = {**(tried or {}), **changes}
-    options = {key: OPTIONS[key] for key in given or {} if key in OPTIONS}
-    if recipe is not None and recipes.current_name(recipe) not in recipes.packaged():
-        path = Path(recipe)
-        is_run = (path / "recipe.toml").is_file()
-        if (path.is_dir() and not is_run) or path.suffix == ".npz":
-            if data is not None:
-                raise UserError(f"Both {recipe} and --data {data} name the data: give one of them.")
-            return recipes.for_data(recipe, known).replace(changes, options=options)
-        if is_run:
-            raise UserError(
-                f"{recipe} is a run. `sfumato train --resume {shlex.quote(recipe)}` goes on with "
-                f"it; to train anew, which spends another epsilon on its images, name its recipe: "
-                f"{shlex.quote(str(path / 'recipe.toml'))}"
-            )
-    if recipe is not None:
-        among = recipe in recipes.GENERAL
-        found = recipes.general(recipe, known) if among else recipes.find(recipe)
-    else:
-        found = recipes.for_data(data, known) if data else recipes.find("digits")
-    unnamed = recipe in recipes.GENERAL or not found.data.name
-    if unnamed and not changes.get("data.name"):
-        raise UserError(
-            f"The recipe '{recipe}' is for images of your own: name them, as in `sfumato train "
-            f"{recipe} --data ./scans`."
-        )
-    return found.replace(changes, options=options)
 
 
 def _say_result(run: Run, seconds: float) -> None:

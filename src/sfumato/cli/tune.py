@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato.cli.parts import parse_part
-from sfumato.cli.train import choose
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 
@@ -65,6 +64,7 @@ def tune(
     """
     from sfumato.cli.training_progress import console, watched
     from sfumato.recipe import parse_setting
+    from sfumato.recipes.choice import choose
     from sfumato.training import tune as tuning
     from sfumato.training.loop import Stopped
     from sfumato.training.proposals import parse_choices

@@ -8,14 +8,15 @@ store = sfumato.data.ImageStore(cifar.train, mean=cifar.mean, std=cifar.std, dev
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sfumato.data.catalogue import names
-from sfumato.data.imageset import Dataset, ImageSet
-from sfumato.data.loading import load
+from sfumato._lazy import lazy
 
 if TYPE_CHECKING:
     from sfumato.data.augment import Augment, AugmentParameters
+    from sfumato.data.catalogue import names
+    from sfumato.data.imageset import Dataset, ImageSet
+    from sfumato.data.loading import load
     from sfumato.data.store import ImageStore
     from sfumato.data.views import ViewParameters, Views
 
@@ -31,19 +32,14 @@ __all__ = [
     "names",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import modules that need PyTorch on first use, so that listing data stays fast."""
-    if name in ("Augment", "AugmentParameters"):
-        from sfumato.data import augment
-
-        return getattr(augment, name)
-    if name in ("ViewParameters", "Views"):
-        from sfumato.data import views
-
-        return getattr(views, name)
-    if name == "ImageStore":
-        from sfumato.data.store import ImageStore
-
-        return ImageStore
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "augment": ("Augment", "AugmentParameters"),
+        "catalogue": ("names",),
+        "imageset": ("Dataset", "ImageSet"),
+        "loading": ("load",),
+        "store": ("ImageStore",),
+        "views": ("ViewParameters", "Views"),
+    },
+)

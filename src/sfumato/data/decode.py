@@ -83,17 +83,33 @@ def read(path: Path, *, size: tuple[int, int], channels: int, bits: int) -> Read
                 side = 2 * max(height, width)
                 image.draft(None, (side, side))
             image.load()
-            upright, highest = ImageOps.exif_transpose(image), None
-            if upright.mode in _SIXTEEN_BIT_MODES:
-                values = np.asarray(upright)
-                highest = int(values.max(initial=0))
-                upright = Image.fromarray(eight_bits(values, bits))
-            plain = _to_bytes(upright, grey=channels == 1)
-            return Read(to_planes(cover(plain, size)), found, highest)
+            pixels, highest = planes_of(image, size=size, channels=channels, bits=bits)
+            return Read(pixels, found, highest)
     except MemoryError:
         raise
     except Exception as error:
         raise UnreadableError(_reason(error)) from error
+
+
+def planes_of(
+    image: Image.Image, *, size: tuple[int, int] | None, channels: int | None, bits: int
+) -> tuple[Array, int | None]:
+    """A loaded image as ``(channels, height, width)`` bytes, and the largest value of 16 bits.
+
+    Args:
+        image: The image, as `read` describes it.
+        size: Height and width to scale and cut to; its own if None.
+        channels: 1 for grey, 3 for colour; its own if None.
+        bits: Bits that count in a 16-bit image.
+    """
+    upright, highest = ImageOps.exif_transpose(image), None
+    grey = _is_grey(upright) if channels is None else channels == 1
+    if upright.mode in _SIXTEEN_BIT_MODES:
+        values = np.asarray(upright)
+        highest = int(values.max(initial=0))
+        upright = Image.fromarray(eight_bits(values, bits))
+    plain = _to_bytes(upright, grey=grey)
+    return to_planes(plain if size is None else cover(plain, size)), highest
 
 
 def cover(image: Image.Image, size: tuple[int, int]) -> Image.Image:

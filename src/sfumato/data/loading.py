@@ -17,9 +17,11 @@ from sfumato.data.folder import Listing, list_folder, read_listing
 from sfumato.data.idx import read_idx_folder
 from sfumato.data.imagenet import list_imagenette, list_tiny_imagenet
 from sfumato.data.imageset import Dataset, ImageSet
+from sfumato.data.in_memory import read_object
 from sfumato.data.npz import read_npz
 from sfumato.data.split import Rule, check_fraction
 from sfumato.errors import UserError, names_in, nearest, nearest_path
+from sfumato.text import GIVEN
 
 _DIGITS = Path(__file__).with_name("digits.npz")
 """The 8×8 digits, 0 to 16 scaled to bytes, with one fixed 80/20 split; see `digits.md`."""
@@ -28,7 +30,7 @@ _LARGEST_SIDE = 4096
 
 
 def load(
-    name_or_path: str | os.PathLike[str],
+    name_or_path: object,
     *,
     root: str | os.PathLike[str] | None = None,
     size: int | tuple[int, int] | None = None,
@@ -41,13 +43,14 @@ def load(
     skip_unreadable: bool = False,
     cache: bool = True,
 ) -> Dataset:
-    """Load a data set by name, from a folder of images or from an `.npz` file.
+    """Load a data set by name, from a folder of images, an `.npz` file or objects in memory.
 
     Args:
         name_or_path: a name (see `sfumato.data.names`), a folder with one folder of images per
             class, or an `.npz` file. A name wins over a folder of that name; write ``./name``.
-        root: first folder to search for a named set; then $SFUMATO_DATA, the user's cache and
-            /usr/share/datasets are searched.
+            Or the data itself: arrays, tensors or a data set (see `sfumato.data.in_memory`).
+        root: where to look first for a named set; then in $SFUMATO_DATA, the user's cache and
+            /usr/share/datasets.
         size: side of the images, or (height, width). By default their own; images of several sizes
             or over 64 become 64×64 (Imagenette: 160×160).
         channels: 1 (grey) or 3 (colour). By default their own.
@@ -68,7 +71,7 @@ def load(
     Raises:
         UserError: with a sentence about the data or the arguments.
     """
-    if name_or_path == DRAWN:
+    if isinstance(name_or_path, str) and name_or_path == DRAWN:
         raise UserError(
             f"The images of '{DRAWN}' are drawn at random while `sfumato pretrain --data {DRAWN}` "
             "trains on them: there is nothing to load."
@@ -79,9 +82,18 @@ def load(
         raise UserError(f"bits = {bits} is impossible: give a number from 8 to 16.")
     check_fraction("validation", validation, zero=True)
     check_fraction("test_fraction", test_fraction)
+    rule: Rule
+    if not isinstance(name_or_path, str | os.PathLike):
+        rule = split_rule
+        dataset = read_object(
+            name_or_path, size=shape, channels=channels, bits=bits, test_fraction=test_fraction,
+            split_seed=split_seed, split_rule=rule,
+        )  # fmt: skip
+        dataset = dataset.split_validation(validation, seed=split_seed, rule=rule)
+        return _noted(adapt(dataset, size=shape, channels=channels))
     entry = _named(name_or_path)
     place = _placed(entry, name_or_path, root)
-    rule: Rule = "stratified" if entry is not None else split_rule
+    rule = "stratified" if entry is not None else split_rule
     if entry is None and place.is_file():
         dataset = read_npz(
             place, bits=bits, test_fraction=test_fraction, split_seed=split_seed, split_rule=rule
@@ -145,6 +157,11 @@ def _placed(
 ) -> Path:
     if entry is not None:
         return Path() if entry.name == "digits" else locate.require(entry, root)
+    if isinstance(name_or_path, str) and name_or_path.startswith(GIVEN):
+        raise UserError(
+            f"The images of '{name_or_path}' were given as an object in Python, which no file "
+            "holds: give them again, as in `sfumato.open(folder, data=...)`."
+        )
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path

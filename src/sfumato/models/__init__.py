@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from sfumato.models._given import given_name
 from sfumato.models._summary import Layer, Summary, summary, summary_of
-from sfumato.models._trust import Trust
+from sfumato.models._trust import Code, GivenModel, Trust
 from sfumato.models.registry import (
     ModelInfo,
     create,
@@ -28,12 +29,15 @@ for _module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
+    "Code",
+    "GivenModel",
     "Layer",
     "ModelInfo",
     "Summary",
     "Trust",
     "create",
     "create_trusted",
+    "given_name",
     "info",
     "names",
     "parse_options",

@@ -33,15 +33,16 @@ def build_outside(
             an `nn.Module`.
     """
     with admitted(name, trust) as build:
-        return _built(name, build, arguments, options)
+        return call_builder(name, build, arguments, options)
 
 
-def _built(
+def call_builder(
     name: str,
     build: Callable[..., object],
     arguments: Mapping[str, object],
     options: Mapping[str, object],
 ) -> nn.Module:
+    """Call a function that makes a model, with the arguments that it takes; see `build_outside`."""
     accepted = inspect.signature(build).parameters
     everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     keywords = [
@@ -74,8 +75,7 @@ def _built(
             f"The model '{name}' returned {type(model).__name__}, but must return a "
             "torch.nn.Module."
         )
-    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
-        _shape_lazy(model, arguments)
+    shape_lazy(model, arguments)
     return model
 
 
@@ -83,8 +83,10 @@ def _listed(given: Mapping[str, object]) -> str:
     return ", ".join(f"{key} = {value!r}" for key, value in given.items()) or "no arguments"
 
 
-def _shape_lazy(model: nn.Module, arguments: Mapping[str, object]) -> None:
-    """Run the model once on zeros, so that lazy layers infer their shapes."""
+def shape_lazy(model: nn.Module, arguments: Mapping[str, object]) -> None:
+    """Run a model with lazy layers once, on zeros, so that they get their shapes."""
+    if not any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+        return
     channels, size = cast(int, arguments["channels"]), cast(tuple[int, int], arguments["size"])
     training = model.training
     with torch.no_grad():

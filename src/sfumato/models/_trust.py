@@ -27,6 +27,13 @@ VARIABLE = "SFUMATO_MODELS"
 """Environment variable: trusted modules, separated by commas."""
 
 
+GivenModel = nn.Module | Callable[..., nn.Module]
+"""A model that the user has given as an object, or a function that makes it."""
+
+Code = str | GivenModel
+"""What the user trusts: the name of a module or a model, or the model itself."""
+
+
 @dataclass(frozen=True)
 class Trust:
     """The model code that may be run while one file is read.
@@ -38,16 +45,23 @@ class Trust:
         folders: Run folders. No code is imported from inside them, trusted or not.
         marks: Names of files that only run folders hold. A folder with one of them counts as a
             run folder too.
+        given: The model that the user has given as an object, if any.
     """
 
     names: tuple[str, ...] = ()
     where: str = "The recipe"
     folders: tuple[Path, ...] = ()
     marks: tuple[str, ...] = ()
+    given: tuple[GivenModel, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.names:
             check_trusted(name)
+
+    @property
+    def code(self) -> tuple[Code, ...]:
+        """Everything that the user trusts, by name and as objects."""
+        return (*self.names, *self.given)
 
     def covers(self, name: str) -> bool:
         """Tell whether the user named this model or its module."""

@@ -18,9 +18,11 @@ from typing import TypeVar
 from torch import nn
 
 from sfumato.errors import UserError, nearest
+from sfumato.models._given import build_given
 from sfumato.models._options import Option, check_options, declared_options, read_options
 from sfumato.models._outside import build_outside, outside_options
 from sfumato.models._trust import Trust
+from sfumato.text import GIVEN
 
 Builder = Callable[..., nn.Module]
 F = TypeVar("F", bound=Builder)
@@ -234,6 +236,8 @@ def _create(
             f"'{given[0]}' is no option of the model '{name}': it follows from the images. Leave "
             "it out."
         )
+    if name.startswith(GIVEN):
+        return build_given(name, arguments, options, trust)
     if ":" in name:
         return build_outside(name, arguments, options, trust)
     entry = info(name)

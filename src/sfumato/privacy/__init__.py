@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sfumato._lazy import lazy
 
 if TYPE_CHECKING:
+    from sfumato.privacy import accounting, verify
     from sfumato.privacy.accounting.accountants import Step, epsilon
     from sfumato.privacy.accounting.budget import batch_for, noise_multiplier_for, steps_for
     from sfumato.privacy.adaptive import AdaptiveQuantile
@@ -50,6 +51,7 @@ __all__ = [
     "Randomness",
     "Step",
     "Unclipped",
+    "accounting",
     "batch_for",
     "cross_entropy",
     "epsilon",
@@ -58,36 +60,24 @@ __all__ = [
     "physical_batches",
     "refuse_mixing_layers",
     "steps_for",
+    "verify",
 ]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Step": "accounting",
-        "epsilon": "accounting",
-        "AdaptiveQuantile": "adaptive",
-        "batch_for": "accounting",
-        "noise_multiplier_for": "accounting",
-        "steps_for": "accounting",
-        "Automatic": "clipping",
-        "ClippingRule": "clipping",
-        "Flat": "clipping",
-        "GroupWise": "clipping",
-        "Normalised": "clipping",
-        "Unclipped": "clipping",
-        "Gradients": "per_example",
-        "PerExample": "per_example",
-        "cross_entropy": "per_example",
-        "BatchStatistics": "statistics",
-        "PrivateGradients": "mechanism",
-        "GaussianNoise": "noise",
-        "Guarantee": "guarantee",
-        "Keystream": "numerics.randomness",
-        "Randomness": "numerics.randomness",
-        "one_at_a_time": "engines.one_at_a_time",
-        "refuse_mixing_layers": "checks.refusals",
-        "PhysicalBatch": "sampling",
-        "PoissonSampler": "sampling",
-        "physical_batches": "sampling",
+        "": ("accounting", "verify"),
+        "accounting": ("Step", "batch_for", "epsilon", "noise_multiplier_for", "steps_for"),
+        "adaptive": ("AdaptiveQuantile",),
+        "checks.refusals": ("refuse_mixing_layers",),
+        "clipping": ("Automatic", "ClippingRule", "Flat", "GroupWise", "Normalised", "Unclipped"),
+        "engines.one_at_a_time": ("one_at_a_time",),
+        "guarantee": ("Guarantee",),
+        "mechanism": ("PrivateGradients",),
+        "noise": ("GaussianNoise",),
+        "numerics.randomness": ("Keystream", "Randomness"),
+        "per_example": ("Gradients", "PerExample", "cross_entropy"),
+        "sampling": ("PhysicalBatch", "PoissonSampler", "physical_batches"),
+        "statistics": ("BatchStatistics",),
     },
 )

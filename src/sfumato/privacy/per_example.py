@@ -209,6 +209,7 @@ class PerExample:
         The first batch runs as it is. Others are padded to one of a few sizes, so that only few
         sizes have to be checked.
         """
+        _check_device(x, y, self.trainable)
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
         size = _rung(y.shape[0]) if known and self.check else y.shape[0]
         x, y = _padded(x, y, size, self.views)
@@ -300,6 +301,17 @@ def _check_inputs(x: object, y: object, views: int) -> None:
         raise ValueError(
             f"{y.shape[0]} targets with {views} views each need {y.shape[0] * views} rows, not "
             f"{x.shape[0]}"
+        )
+
+
+def _check_device(x: Tensor, y: Tensor, parameters: dict[str, nn.Parameter]) -> None:
+    """Refuse a batch that is not where the model is."""
+    places = {p.device for p in parameters.values()}
+    there = next(iter(places)) if len(places) == 1 else x.device
+    if {x.device, y.device} != {there}:
+        raise UserError(
+            f"The model is on {there}, the inputs on {x.device} and the targets on {y.device}: "
+            f"move them to one device, as in x.to('{there}')."
         )
 
 

@@ -23,8 +23,9 @@ from sfumato.data import Dataset
 from sfumato.data.adapt import align_labels
 from sfumato.data.decode import UnreadableError, decode
 from sfumato.errors import UserError
+from sfumato.models import Code
 from sfumato.run import Run
-from sfumato.text import percent
+from sfumato.text import GIVEN, percent
 from sfumato.training import classifier as classifiers
 from sfumato.training.classifier import Classifier
 from sfumato.training.recipe_data import images_of
@@ -135,11 +136,11 @@ def choose(words: Sequence[str]) -> Choice | None:
 def measure(
     runs: Sequence[Run],
     *,
-    data: str | None = None,
+    data: object = None,
     root: str | Path | None = None,
     device: str | torch.device = "cpu",
     samples: Choice | None = None,
-    trust_code: Iterable[str] = (),
+    trust_code: Iterable[Code] = (),
 ) -> list[Measured]:
     """Evaluate each run's weights on its own test set, or on that of other data.
 
@@ -151,7 +152,7 @@ def measure(
         root: Where to look for data sets first.
         device: Where to compute.
         samples: Which sample images to show.
-        trust_code: Modules outside sfumato whose models the weights may name.
+        trust_code: As for `sfumato.load`.
     """
     loaded = _Loaded(data, root)
     return [_measured(run, loaded, device, samples, trust_code) for run in runs]
@@ -162,7 +163,7 @@ def _measured(
     loaded: _Loaded,
     device: str | torch.device,
     samples: Choice | None,
-    trust_code: Iterable[str],
+    trust_code: Iterable[Code],
 ) -> Measured:
     if not run.finished:
         return Measured(missing="The run has not finished, so there are no weights to evaluate.")
@@ -176,7 +177,8 @@ def _measured(
         shown = _of_files(classifier, samples.files)
     try:
         dataset = loaded.of(run, classifier)
-        given = "" if loaded.data is None else dataset.name
+        own = loaded.data is None or run.recipe.data.name.startswith(GIVEN)
+        given = "" if own else dataset.name
         found = analysis.probabilities(classifier, dataset.test)
         labels = align_labels(dataset.test.labels, dataset.classes, classifier.classes)
         evaluation = analysis.evaluate(found, labels, classifier.classes)
@@ -192,7 +194,7 @@ def _measured(
 class _Loaded:
     """The data of runs; the last one is kept for the next run."""
 
-    def __init__(self, data: str | None, root: str | Path | None) -> None:
+    def __init__(self, data: object, root: str | Path | None) -> None:
         self.data, self._root = data, root
         self._last: tuple[object, Dataset] | None = None
 

@@ -216,7 +216,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def load(
-    path: str | Path, *, device: str | torch.device = "cpu", trust_code: Iterable[str] = ()
+    path: str | Path, *, device: str | torch.device = "cpu", trust_code: Iterable[models.Code] = ()
 ) -> Classifier:
     """The classifier of a run folder, or of a weights file.
 
@@ -225,8 +225,9 @@ def load(
 
     Args:
         path: The run folder or weights file.
-        device: The device of the network.
-        trust_code: Modules outside sfumato whose models the file may name.
+        device: Where to put the network.
+        trust_code: Modules outside sfumato whose models the file may name, or the model itself if
+            it was given as an object in Python.
 
     Raises:
         UserError: If there is no such file, or it is not one of sfumato's, or it names a model

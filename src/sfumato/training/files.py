@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
-    from sfumato.models import Trust
+    from sfumato.models import Code, Trust
 
 RECIPE = "recipe.toml"
 LEDGER = "ledger.jsonl"
@@ -43,23 +43,45 @@ def without_clock(path: Path, folder: Path) -> None:
         os.utime(path, ns=(began, began))
 
 
-def trust(names: Iterable[str], source: Path | None = None) -> Trust:
-    """The model code that a file may run: what the user named, never anything in a run folder.
+def trust(code: Iterable[Code], source: Path | None = None) -> Trust:
+    """The model code that a file may run: what the user named, and never from a run folder.
 
     Args:
-        names: Modules, or models as `package.module:function`, that the user named.
+        code: Modules, or models as `package.module:function`, that the user named, and a model
+            that the user has given as an object.
         source: The file or run folder that is read; None for a recipe.
     """
     from sfumato.models import Trust
 
     marks = (LEDGER, STATEMENT)
+    code = tuple(code)
+    names = tuple(item for item in code if isinstance(item, str))
+    given = tuple(item for item in code if not isinstance(item, str))
     if source is None:
-        return Trust(tuple(names), marks=marks)
-    # A file of a run is in its folder or, for checkpoints and snapshots, one level below it.
+        return Trust(names, marks=marks, given=given)
+    # A file of a run lies in its folder or, for checkpoints and snapshots, one below it.
     near = [source] if source.is_dir() else list(source.absolute().parents[:2])
     known = (RECIPE, LEDGER, WEIGHTS, STATEMENT)
     runs = [f for f in near if f == source or any((f / name).exists() for name in known)]
-    return Trust(tuple(names), str(source), tuple(runs), marks)
+    return Trust(names, str(source), tuple(runs), marks, given)
+
+
+def check_run(folder: Path) -> None:
+    """Refuse what is no run folder.
+
+    Raises:
+        UserError: If it holds neither a ledger nor a recipe.
+    """
+    known = (LEDGER, RECIPE)
+    if not folder.exists():
+        raise UserError(f"There is no run folder {folder}.")
+    if folder.is_file() and any((folder.parent / name).is_file() for name in known):
+        raise UserError(f"{folder} is a file of a run: give its folder, {folder.parent}.")
+    if not any((folder / name).is_file() for name in known):
+        raise UserError(
+            f"{folder} is not a run folder: it holds neither {LEDGER} nor {RECIPE}. Give folders "
+            "that `sfumato train` made, such as runs/digits-001."
+        )
 
 
 def refuse_links(folder: Path) -> None:

@@ -17,7 +17,7 @@ from sfumato.training.classifier import Classifier, Description
 
 
 def final(
-    folder: Path, device: str | torch.device, trust_code: Iterable[str], notes: list[str]
+    folder: Path, device: str | torch.device, trust_code: Iterable[models.Code], notes: list[str]
 ) -> Classifier | None:
     """The classifier of the final weights; None, with a note, if they cannot be used.
 

@@ -16,23 +16,25 @@ from sfumato.data.subset import subset
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.settings import Data
+from sfumato.text import GIVEN
 from sfumato.training import files
 from sfumato.training.initial.start import Origin
 
 
-def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
-    """Load the data of a recipe, with its subset and size.
+def dataset_of(data: Data, *, given: object = None, root: str | Path | None = None) -> Dataset:
+    """Load the data of a recipe, cut down as it says.
 
     Args:
         data: The recipe's section.
-        root: First folder to search for data sets.
+        given: The data itself, or where it is now; as the recipe says if None.
+        root: Where to look for data sets first.
 
     Raises:
         UserError: If there is no such data, it cannot be read, or no image is set aside for
             testing.
     """
     whole = load(
-        data.name,
+        data.name if given is None else given,
         root=root,
         size=data.size,
         channels=data.channels,
@@ -44,6 +46,8 @@ def dataset_of(data: Data, *, root: str | Path | None = None) -> Dataset:
         skip_unreadable=data.skip_unreadable,
         cache=data.cache,
     )
+    if data.name.startswith(GIVEN):
+        whole = replace(whole, name=data.name.removeprefix(GIVEN))
     dataset = subset(whole, data.subset, seed=data.split_seed)
     if not len(dataset.train) or not len(dataset.test):
         found = "No image" if len(dataset.train) else "Every image"
@@ -73,7 +77,7 @@ def split_in_words(data: Data) -> str:
 def images_of(
     recipe: Recipe,
     *,
-    data: str | None = None,
+    data: object = None,
     root: str | Path | None = None,
     shape: tuple[int, int, int] | None = None,
     skip_unreadable: bool = False,
@@ -81,22 +85,26 @@ def images_of(
     """The run's own data exactly as in training, or other data converted for the model.
 
     Args:
-        recipe: The run's recipe; other data is split as it says.
-        data: A data set, folder or .npz instead of the run's own.
-        root: First folder to search for data sets.
-        shape: Channels, height and width that the model takes, to which other data is converted;
-            from the recipe if None.
-        skip_unreadable: Skip images that cannot be read, even if the recipe does not.
+        recipe: The run's; other data is split as it says.
+        data: A data set, folder, .npz or data in memory instead of the run's own; the run's own,
+            given again, if it was in memory.
+        root: Where to look for data sets first.
+        shape: Channels, height and width that the model takes; other data is brought to it. As the
+            recipe says if it is not known.
+        skip_unreadable: Go on without images that cannot be read, even if the recipe does not.
 
     Raises:
         UserError: If there is no such data, or it cannot be read.
     """
     settings = recipe.data
     skip_unreadable = skip_unreadable or settings.skip_unreadable
-    if data is None:
+    if data is None or settings.name.startswith(GIVEN):
         try:
-            return dataset_of(replace(settings, skip_unreadable=skip_unreadable), root=root)
+            settings = replace(settings, skip_unreadable=skip_unreadable)
+            return dataset_of(settings, given=data, root=root)
         except UserError as error:
+            if data is not None or settings.name.startswith(GIVEN):
+                raise
             raise UserError(
                 f"{error} (The run was trained on '{settings.name}'; --data names another place.)"
             ) from None

@@ -15,12 +15,14 @@ from sfumato.data import Dataset
 from sfumato.data.adapt import adapt
 from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
-from sfumato.models import Trust
+from sfumato.models import Code, Trust
 from sfumato.privacy.accounting.exposure import steps_to_list
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import SOURCE, Randomness
 from sfumato.recipe import Recipe, differences, from_record, loads
+from sfumato.text import GIVEN
 from sfumato.training import checkpoint, devices, files, setup, snapshots
+from sfumato.training.classifier import weights_digest
 from sfumato.training.initial import parameters, prior, start
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
@@ -30,26 +32,31 @@ from sfumato.training.recipe_data import data_tag, dataset_of
 from sfumato.training.release import release
 from sfumato.training.reporter import Reporter, Silent
 
+_NOT_COMPARED = ("kind", "previous", "noise", "initial")
+"""Entries of the ledger's first line that do not follow from the recipe and the data."""
+
 
 def train(
     recipe: Recipe,
     *,
+    data: object = None,
     out: str | Path | None = None,
     root: str | Path | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
-    trust_code: Iterable[str] = (),
+    trust_code: Iterable[Code] = (),
 ) -> Path:
     """Train a new model.
 
     Args:
-        recipe: The recipe.
+        recipe: What to do.
+        data: The data itself, if the recipe names none that can be read.
         out: The run folder to make; `runs/NAME-NNN` if None.
         root: First folder to search for data sets.
         device: `auto`, `cpu`, `cuda` or `mps`.
         reporter: Receives messages and progress.
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
-            from, may name; no other code is imported.
+            from, may name, or the model itself; no other code is imported.
 
     Returns:
         The run folder.
@@ -61,9 +68,9 @@ def train(
     where = devices.pick_device(device, recipe.training.precision)
     if prior.concerns(recipe):
         return prior.train(recipe, out=out, device=where, reporter=reporter, trust=trust)
-    donor = start.open_donor(recipe, trust_code=trust.names)
+    donor = start.open_donor(recipe, trust_code=trust.code)
     origin = donor.origin if donor else start.Origin()
-    dataset = _load(recipe, origin, root, reporter)
+    dataset = _load(recipe, data, origin, root, reporter)
     if donor and _grey_after_colour(recipe, donor, dataset):
         recipe = recipe.replace({"data.channels": donor.description.channels})
         dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
@@ -91,6 +98,8 @@ def train(
         write_whole(folder / files.RECIPE, recipe.to_toml().encode())
         header = _header(recipe, plan, dataset, randomness, physical, origin)
         header |= {"noise": _noise_from(where)}
+        if recipe.model.name.startswith(GIVEN):
+            header |= {"initial": weights_digest(model)}
         loop: Loop | None = None
         with (
             Ledger.create(folder / files.LEDGER, header) as ledger,
@@ -107,11 +116,12 @@ def train(
 def resume(
     folder: str | Path,
     *,
+    data: object = None,
     changes: dict[str, Any] | None = None,
     root: str | Path | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
-    trust_code: Iterable[str] = (),
+    trust_code: Iterable[Code] = (),
 ) -> Path:
     """Resume an interrupted run, with the same result as if it had not been interrupted.
 
@@ -122,12 +132,13 @@ def resume(
 
     Args:
         folder: The run.
-        changes: Settings to compare with the run's; `data.name` is the present place of its images.
-        root: First folder to search for data sets.
-        device: The device to train on.
-        reporter: Receives messages and progress.
-        trust_code: Modules outside sfumato whose models the run may name; no other code is
-            imported, and none from the run folder.
+        data: The run's images, if they were given in Python, or where they are now.
+        changes: Settings to compare with the run's.
+        root: Where to look for data sets first.
+        device: Where to train.
+        reporter: Told about progress.
+        trust_code: Modules outside sfumato whose models the run may name, or the model itself; no
+            other code is imported, and none from the run folder.
 
     Returns:
         The run folder.
@@ -139,21 +150,20 @@ def resume(
     files.refuse_links(folder)
     with Ledger.open(folder / files.LEDGER) as ledger:
         trust = files.trust(trust_code, folder)
-        return _resume(folder, ledger, changes or {}, root, device, reporter, trust)
+        return _resume(folder, ledger, data, changes or {}, root, device, reporter, trust)
 
 
 def _resume(
     folder: Path,
     ledger: Ledger,
+    data: object,
     changes: dict[str, Any],
     root: str | Path | None,
     device: str,
     reporter: Reporter,
     trust: Trust,
 ) -> Path:
-    moved = changes.get("data.name")
-    others = {key: value for key, value in changes.items() if key != "data.name"}
-    recipe = _same_recipe(folder, ledger, others)
+    recipe = _same_recipe(folder, ledger, changes)
     where = devices.pick_device(device, recipe.training.precision)
     if files.finished(folder):
         (folder / files.KEY).unlink(missing_ok=True)
@@ -167,19 +177,20 @@ def _resume(
             folder, ledger, recipe, randomness, device=where, reporter=reporter, trust=trust
         )
     try:
-        images = recipe if moved is None else recipe.replace({"data.name": moved})
-        dataset = _load(images, origin, root, reporter)
-        if moved is not None:
+        dataset = _load(recipe, data, origin, root, reporter)
+        if data is not None:
             dataset = replace(dataset, name=start.known_as(recipe.data.name))
     except UserError as error:
+        if recipe.data.name.startswith(GIVEN):
+            raise
         raise UserError(
             f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
         ) from None
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     physical = int(ledger.header.get("physical_batch", 0))
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
-    found = {k: v for k, v in ledger.header.items() if k not in ("kind", "previous", "noise")}
-    found["version"] = expected["version"]  # Runs of an older version continue in this one.
+    found = {k: v for k, v in ledger.header.items() if k not in _NOT_COMPARED}
+    found["version"] = expected["version"]  # Runs of an older version go on in this one.
     # Settings that did not exist when the run began are filled in.
     found["recipe"] = recipe.to_dict()
     changed = differences(found, expected)
@@ -199,8 +210,13 @@ def _resume(
         (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
         donor = None
         if state is None:
-            donor = start.open_donor(recipe, unchanged=origin, trust_code=trust.names)
+            donor = start.open_donor(recipe, unchanged=origin, trust_code=trust.code)
         model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
+        if state is None and ledger.header.get("initial") not in (None, weights_digest(model)):
+            raise UserError(
+                f"The model given has other initial weights than {folder} began with, and no "
+                "checkpoint was written yet. Give it as it was, or start a new run."
+            )
         if state is not None:
             physical = int(state.number("physical_batch"))
         metrics = Metrics(
@@ -334,9 +350,13 @@ def _same_randomness(folder: Path, recipe: Recipe, origin: start.Origin) -> Rand
 
 
 def _load(
-    recipe: Recipe, origin: start.Origin, root: str | Path | None, reporter: Reporter
+    recipe: Recipe,
+    data: object,
+    origin: start.Origin,
+    root: str | Path | None,
+    reporter: Reporter,
 ) -> Dataset:
-    dataset = origin.normalised(dataset_of(recipe.data, root=root))
+    dataset = origin.normalised(dataset_of(recipe.data, given=data, root=root))
     for note in dataset.notes:
         reporter.say(note)
     if dataset.skipped:

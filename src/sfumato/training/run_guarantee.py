@@ -22,6 +22,7 @@ from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.recipe import Recipe
+from sfumato.text import GIVEN
 from sfumato.training import files, schedules
 from sfumato.training.classifier import STATEMENT, TENSORS, read_weights, statement_digest
 from sfumato.training.initial.start import Origin, known_as
@@ -62,11 +63,12 @@ def guarantee_of(
     steps = merge(history)
     counted = sum(step.count for step in steps)
     named = named or known_as(recipe.data.name)
+    start = " ".join(filter(None, [_given(recipe), origin.words, frozen]))
     examples, rate = int(header.get("examples", 0)), float(header.get("rate", 0.0))
     facts = {
         "data": recipe.data.name,
         "public": recipe.data.public,
-        "start": " ".join(filter(None, [origin.words, frozen])),
+        "start": start,
         "taken": counted if taken is None else taken,
         "versions": current_versions(),
         "digests": {"recipe": recipe_digest(header)},
@@ -111,6 +113,17 @@ def guarantee_of(
         start_names=origin.also,
         start_looked=origin.looked,
         **facts,
+    )
+
+
+def _given(recipe: Recipe) -> str:
+    """A sentence on a model that was given as an object; empty for one that a name stands for."""
+    name = recipe.model.name
+    if not name.startswith(GIVEN):
+        return ""
+    return (
+        f"The model is {name.removeprefix(GIVEN)}, given as an object in Python. Epsilon does not "
+        "cover initial weights that it came with."
     )
 
 

@@ -12,6 +12,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
+from sfumato.text import GIVEN
 
 _BEYOND = 1e15
 """Weights above this have diverged, if gradients are no longer finite either."""
@@ -83,10 +84,12 @@ def about_pace(recipe: Recipe, seconds: float, device: torch.device, image: Arra
     grey = (image == image[:1]).all()
     quick = "wavelets" if grey else "last-layer"
     budget = f" --epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.enabled else ""
+    command = f"sfumato train {quick} --data {shlex.quote(recipe.data.name)}{budget}"
+    if recipe.data.name.startswith(GIVEN):
+        command = f"sfumato.train(data, recipe='{quick}', ...)"
     return [
         f"About {seconds / 3600:.1f} hours are left at this speed. If only the last layer is "
-        "trained, a few thousand images take minutes on a CPU: "
-        f"sfumato train {quick} --data {shlex.quote(recipe.data.name)}{budget}"
+        f"trained, a few thousand images take minutes on a CPU: {command}"
     ]
 
 

@@ -1,1 +1,14 @@
-"""`verify`: the checks of `sfumato verify` on one model, with a report."""
+"""`sfumato verify`: deep checks of private training on one model; `verify.verify(model, ...)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato._lazy import lazy
+
+if TYPE_CHECKING:
+    from sfumato.privacy.verify.report import Check, ParameterError, Report, verify
+
+__all__ = ["Check", "ParameterError", "Report", "verify"]
+
+__getattr__, __dir__ = lazy(__name__, {"report": __all__})

@@ -24,10 +24,12 @@ from sfumato import starts
 from sfumato.data import Dataset
 from sfumato.data.catalogue import canonical
 from sfumato.errors import CodeError, UserError, nearest
+from sfumato.models import Code
 from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon, merge
 from sfumato.privacy.accounting.exposure import Exposure, steps_from_list, steps_to_list
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
+from sfumato.text import GIVEN
 from sfumato.training.classifier import Description, load
 from sfumato.training.files import WEIGHTS
 
@@ -143,14 +145,14 @@ class Donor:
 
 
 def open_donor(
-    recipe: Recipe, *, unchanged: Origin | None = None, trust_code: Iterable[str] = ()
+    recipe: Recipe, *, unchanged: Origin | None = None, trust_code: Iterable[Code] = ()
 ) -> Donor | None:
     """The model that a recipe starts from, or None for a run from scratch.
 
     Args:
-        recipe: The recipe.
-        unchanged: The record of the start of an interrupted run, which must still hold.
-        trust_code: Modules outside sfumato whose models the weights may name.
+        recipe: What to do.
+        unchanged: What an interrupted run has kept about its start, which must still be that.
+        trust_code: As for `load`.
 
     Raises:
         UserError: If it cannot be read, or a private run may not start from it.
@@ -292,7 +294,8 @@ def _or_renamed(recipe: Recipe) -> str:
 
 
 def known_as(name: str) -> str:
-    """The name by which a data set is stated: its catalogue name, a folder's own, or a file's."""
+    """The name that a data set is stated by: that of the catalogue, a folder's own, a file's."""
+    name = name.removeprefix(GIVEN)
     if known := canonical(name):
         return known
     place = Path(name).expanduser().resolve()

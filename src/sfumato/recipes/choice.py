@@ -1,0 +1,76 @@
+"""The recipe that a user means: by its name, by a file, or by the data alone."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import UserError
+from sfumato.recipe import Recipe
+from sfumato.recipes.names import current_name, packaged
+
+
+def choose(
+    recipe: str | None,
+    data: str | None,
+    changes: Mapping[str, Any],
+    *,
+    options: Mapping[str, str] | None = None,
+    tried: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """The recipe that a user means, with the settings changed that the user gave.
+
+    Args:
+        recipe: A packaged recipe, a recipe file, a folder of images or an .npz file; what suits the
+            data if None.
+        data: The data, where `recipe` does not name it.
+        changes: New values of settings, `data.name` among them if `data` is given.
+        options: What the user wrote for a setting, such as `--epsilon`, for messages.
+        tried: Settings whose values will be varied.
+    """
+    from sfumato import recipes
+
+    known = {**(tried or {}), **changes}
+    if recipe is not None and current_name(recipe) not in packaged():
+        path = Path(recipe)
+        is_run = (path / "recipe.toml").is_file()
+        if (path.is_dir() and not is_run) or path.suffix == ".npz":
+            if data is not None:
+                raise UserError(f"Both {recipe} and --data {data} name the data: give one of them.")
+            return _changed(recipes.for_data(recipe, known), changes, options or {})
+        if is_run:
+            raise UserError(
+                f"{recipe} is a run. `sfumato train --resume {shlex.quote(recipe)}` goes on with "
+                f"it; to train anew, which spends another epsilon on its images, name its recipe: "
+                f"{shlex.quote(str(path / 'recipe.toml'))}"
+            )
+    if recipe is not None:
+        among = recipe in recipes.GENERAL
+        found = recipes.general(recipe, known) if among else recipes.find(recipe)
+    else:
+        found = recipes.for_data(data, known) if data else recipes.find("digits")
+    unnamed = recipe in recipes.GENERAL or not found.data.name
+    if unnamed and not changes.get("data.name"):
+        raise UserError(
+            f"The recipe '{recipe}' is for images of your own: name them, as in `sfumato train "
+            f"{recipe} --data ./scans`."
+        )
+    return _changed(found, changes, options or {})
+
+
+def _changed(recipe: Recipe, changes: Mapping[str, Any], options: Mapping[str, str]) -> Recipe:
+    """The recipe with its settings changed; a budget is refused for a run without privacy."""
+    chosen = recipe.replace(changes, options=options)
+    budget = [key for key in ("privacy.epsilon", "privacy.delta") if key in changes]
+    if chosen.privacy.enabled or not budget:
+        return chosen
+    switch = "privacy.enabled"
+    off = options.get(switch, f"{switch} = false") if switch in changes else ""
+    who = off or f"The recipe '{chosen.name}'"
+    words = " and ".join(f"{options.get(key, key)} {changes[key]}" for key in budget)
+    raise UserError(
+        f"{who} trains without any privacy, so {words} would mean nothing: leave it out, or train "
+        "with privacy (privacy.enabled = true)."
+    )
