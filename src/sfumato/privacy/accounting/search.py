@@ -57,6 +57,9 @@ class Search:
             if tries % 8 == 0:
                 return math.isqrt(good[0] * bad[0])
             return round(good[0] * math.pow(aim / good[1], power))
+        if good[0] != self.fits and bad[0] != self.exceeds:
+            # Both were tried, and one cost nothing or no finite number: no power law.
+            return math.isqrt(good[0] * bad[0])
         up = (good[0] < bad[0]) == (good[1] > 0 or n == good[0])
         n, spent = good if good[1] > 0 or n == good[0] else bad
         # Near the cost of the earlier steps alone a power law would converge slowly.
