@@ -15,7 +15,7 @@ from sfumato.errors import UserError
 from sfumato.privacy import ledger
 from sfumato.privacy.guarantee import Guarantee
 from sfumato.training import files
-from tiny_run import TINY, train_run
+from tiny_run import TINY, make_run, train_run
 
 OLD = Path(__file__).parent / "written_by_0_1_0"
 """Two runs of digits with one seed: `finished`, and `interrupted` after step 6 of 8."""
@@ -112,3 +112,13 @@ def test_an_interrupted_run_of_version_0_1_0_goes_on(interrupted: Path) -> None:
     g = ended.guarantee
     assert g is not None and (interrupted / files.GUARANTEE).is_file()
     assert g.counted == 8 and g.spent == pytest.approx(2.9991, abs=1e-4)
+
+
+def test_predictions_take_arrays_in_either_order_and_refuse_other_shapes(tmp_path: Path) -> None:
+    classifier = sfumato.load(make_run(tmp_path / "r"))
+    images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
+    wanted = classifier.predict(images)
+    for other in (images.numpy(), images.movedim(1, -1), images[:, 0]):
+        assert torch.equal(classifier.predict(other), wanted)
+    with pytest.raises(UserError, match=r"of 1×8×8, and these have the shape \(5, 3, 8, 8\)"):
+        classifier.predict(images.expand(-1, 3, -1, -1))

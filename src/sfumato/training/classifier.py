@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -127,13 +128,18 @@ class Classifier(nn.Module):
         return normalise(images, self.description.mean, self.description.std)
 
     @torch.no_grad()
-    def predict(self, images: Tensor, *, batch: int | BatchSize = 256) -> Tensor:
-        """Class probabilities `(N, classes)` of images `(N, channels, height, width)`.
+    def predict(self, images: Tensor | npt.NDArray[Any], *, batch: int | BatchSize = 256) -> Tensor:
+        """Class probabilities `(N, classes)` of images.
 
         Args:
-            images: Images that are not normalised.
+            images: Images that are not normalised, as uint8 or as floats in [0, 1]: a tensor or
+                array `(N, channels, height, width)`, or with the channels last.
             batch: Number of images per batch; it is halved if the memory does not suffice.
+
+        Raises:
+            UserError: The images are of another shape than the network takes.
         """
+        images = self._channels_first(torch.as_tensor(images))
         device = next(self.network.parameters()).device
         training = self.network.training
         rows = BatchSize(batch) if isinstance(batch, int) else batch
@@ -146,6 +152,22 @@ class Classifier(nn.Module):
         parts = list(rows.parts(len(images), outputs))
         self.network.train(training)
         return torch.cat(parts) if parts else torch.zeros(0, len(self.classes))
+
+    def _channels_first(self, images: Tensor) -> Tensor:
+        """Images `(N, channels, height, width)` from these, or from those with channels last."""
+        d = self.description
+        shape = tuple(images.shape[1:])
+        if shape == (d.channels, *d.size):
+            return images
+        if shape == (*d.size, d.channels):
+            return images.movedim(-1, 1)
+        if d.channels == 1 and shape == d.size:
+            return images.unsqueeze(1)
+        wanted = "×".join(map(str, (d.channels, *d.size)))
+        raise UserError(
+            f"The network takes images (N, channels, height, width) of {wanted}, and these have "
+            f"the shape {tuple(images.shape)}: scale or convert them first."
+        )
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
