@@ -262,7 +262,7 @@ def test_a_start_on_the_same_images_is_composed(place: Path, tmp_path: Path) -> 
     assert shown[0] == pytest.approx(first, rel=1e-3)
     assert shown[-2:] == [pytest.approx(result.epsilon["rdp"])] * 2
 
-    words = (tmp_path / "second" / files.STATEMENT).read_text()
+    words = " ".join((tmp_path / "second" / files.STATEMENT).read_text().split())
     assert "steps of the start, counted above | 3" in words
     assert f"and 3 with q = {donor[0].q!r} and σ = 3.0" in words
     assert "The noise of the start, however, follows from a seed" in words
