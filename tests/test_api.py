@@ -163,6 +163,13 @@ def test_without_a_model_the_packaged_weights_are_the_start(tmp_path: Path) -> N
     assert run.verify().spent <= 2
 
 
+class Mixing(Narrow):
+    """A network whose outputs depend on the whole batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - x.mean(0))
+
+
 def images_without_labels() -> Any:
     return torch.utils.data.TensorDataset(torch.from_numpy(IMAGES))
 
@@ -181,6 +188,7 @@ REFUSED: dict[str, Callable[[], dict[str, Any]]] = {
     "device 'meta', which hold no numbers": lambda: {"model": network().to("meta")},
     "BatchNorm": lambda: {"model": nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(),
                                                  nn.Linear(64, 10))},
+    "cannot be trained with differential privacy": lambda: {"model": Mixing},
     "has no parameter to train": lambda: {"model": nn.Flatten()},
     "needs a value for its argument 'width'": lambda: {"model": lambda classes, width: None},
     "would mean nothing": lambda: {"epsilon": 3, "privacy.enabled": False},

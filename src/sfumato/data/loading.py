@@ -6,6 +6,7 @@ import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
@@ -27,6 +28,14 @@ _DIGITS = Path(__file__).with_name("digits.npz")
 """The 8×8 digits, 0 to 16 scaled to bytes, with one fixed 80/20 split; see `digits.md`."""
 
 _LARGEST_SIDE = 4096
+
+
+class _Split(TypedDict):
+    """How images are set aside for testing."""
+
+    test_fraction: float
+    split_seed: int
+    split_rule: Rule
 
 
 def load(
@@ -71,33 +80,23 @@ def load(
     Raises:
         UserError: with a sentence about the data or the arguments.
     """
-    if isinstance(name_or_path, str) and name_or_path == DRAWN:
-        raise UserError(
-            f"The images of '{DRAWN}' are drawn at random while `sfumato pretrain --data {DRAWN}` "
-            "trains on them: there is nothing to load."
-        )
+    _check_loadable(name_or_path)
     shape = _checked_size(size)
     check_channels(channels)
     if not 8 <= bits <= 16:
         raise UserError(f"bits = {bits} is impossible: give a number from 8 to 16.")
     check_fraction("validation", validation, zero=True)
     check_fraction("test_fraction", test_fraction)
-    rule: Rule
+    split = _Split(test_fraction=test_fraction, split_seed=split_seed, split_rule=split_rule)
     if not isinstance(name_or_path, str | os.PathLike):
-        rule = split_rule
-        dataset = read_object(
-            name_or_path, size=shape, channels=channels, bits=bits, test_fraction=test_fraction,
-            split_seed=split_seed, split_rule=rule,
-        )  # fmt: skip
-        dataset = dataset.split_validation(validation, seed=split_seed, rule=rule)
+        dataset = read_object(name_or_path, size=shape, channels=channels, bits=bits, **split)
+        dataset = dataset.split_validation(validation, seed=split_seed, rule=split_rule)
         return _noted(adapt(dataset, size=shape, channels=channels))
     entry = _named(name_or_path)
     place = _placed(entry, name_or_path, root)
-    rule = "stratified" if entry is not None else split_rule
+    rule = split["split_rule"] = "stratified" if entry is not None else split_rule
     if entry is None and place.is_file():
-        dataset = read_npz(
-            place, bits=bits, test_fraction=test_fraction, split_seed=split_seed, split_rule=rule
-        )
+        dataset = read_npz(place, bits=bits, **split)
     elif entry is None or entry.name in ("imagenette", "tiny-imagenet"):
         dataset = read_listing(
             _listing(entry, place),
@@ -108,11 +107,9 @@ def load(
             mean=entry.mean if entry else (HALF,),
             std=entry.std if entry else (HALF,),
             validation=validation,
-            test_fraction=test_fraction,
-            split_seed=split_seed,
-            split_rule=rule,
             skip_unreadable=skip_unreadable,
             cache=cache,
+            **split,
         )
         return _noted(dataset)
     else:
@@ -120,6 +117,20 @@ def load(
     # Before images are resized, so that the size does not decide which images are set aside.
     dataset = dataset.split_validation(validation, seed=split_seed, rule=rule)
     return _noted(adapt(dataset, size=shape, channels=channels))
+
+
+def _check_loadable(name: object) -> None:
+    """Refuse names of images that no file holds."""
+    if isinstance(name, str) and name == DRAWN:
+        raise UserError(
+            f"The images of '{DRAWN}' are drawn at random while `sfumato pretrain --data {DRAWN}` "
+            "trains on them: there is nothing to load."
+        )
+    if isinstance(name, str) and name.startswith(GIVEN):
+        raise UserError(
+            f"The images of '{name}' were given as an object in Python, which no file holds: give "
+            "them again, as in `sfumato.open(folder, data=...)`."
+        )
 
 
 def _noted(dataset: Dataset) -> Dataset:
@@ -157,11 +168,6 @@ def _placed(
 ) -> Path:
     if entry is not None:
         return Path() if entry.name == "digits" else locate.require(entry, root)
-    if isinstance(name_or_path, str) and name_or_path.startswith(GIVEN):
-        raise UserError(
-            f"The images of '{name_or_path}' were given as an object in Python, which no file "
-            "holds: give them again, as in `sfumato.open(folder, data=...)`."
-        )
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path
