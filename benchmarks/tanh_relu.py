@@ -22,7 +22,7 @@ from typing import Any
 
 from sfumato.recipe import from_dict
 from sfumato.training.metrics import read
-from sfumato.training.run import train
+from sfumato.training.pipeline import train
 
 ARMS: dict[str, dict[str, Any]] = {
     "tanh": {"model.options.activation": "tanh"},

@@ -22,7 +22,7 @@ def warm_up() -> None:
     import sfumato.analysis.overview
     import sfumato.privacy.mechanism
     import sfumato.report.page
-    import sfumato.training.run  # noqa: F401
+    import sfumato.training.pipeline  # noqa: F401
 
     np.ones((64, 64)) @ np.ones((64, 64))
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from sfumato import recipes
 from sfumato.errors import UserError
 from sfumato.privacy import ledger
 from sfumato.privacy.guarantee import Guarantee
-from sfumato.training import files
+from sfumato.training import run_folder
 from tiny_run import TINY, make_run, train_run
 
 OLD = Path(__file__).parent / "written_by_0_1_0"
@@ -58,7 +58,7 @@ def test_training_returns_the_run_that_opening_gives(tmp_path: Path) -> None:
 def test_opening_reads_nothing_that_is_not_asked_for(tmp_path: Path) -> None:
     folder = train_run(tmp_path / "run", {"training.seed": 3})
     before = {path: path.stat() for path in folder.rglob("*")}
-    (folder / files.WEIGHTS).write_bytes(b"nonsense")
+    (folder / run_folder.WEIGHTS).write_bytes(b"nonsense")
     run = sfumato.open(folder)
     assert run.accuracy is not None and run.recipe.name == "digits" and run.spent is None
     assert any("cannot be read as weights" in problem for problem in run.problems)
@@ -73,14 +73,14 @@ def test_what_is_no_run_is_refused(tmp_path: Path, finished: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         sfumato.open(tmp_path)
     with pytest.raises(UserError, match="is a file of a run"):
-        sfumato.open(finished / files.STATEMENT)
+        sfumato.open(finished / run_folder.STATEMENT)
 
 
 def test_a_finished_run_of_version_0_1_0_is_read_whole(finished: Path) -> None:
     run = sfumato.open(finished)
     assert run.finished and run.problems == () and run.verify() is run.guarantee
     g = run.guarantee
-    assert g is not None and not (finished / files.GUARANTEE).exists()
+    assert g is not None and not (finished / run_folder.GUARANTEE).exists()
     assert g.spent == pytest.approx(2.9991, abs=1e-4) and g.epsilon["rdp"] > 3.79
     assert (g.examples, g.counted, g.taken, g.planned, g.batch) == (1438, 8, 8, 8, 64.0)
     assert g.seeded and g.noise_source == "" and g.train_metrics and not g.checked_at_end
@@ -94,9 +94,9 @@ def test_a_finished_run_of_version_0_1_0_is_read_whole(finished: Path) -> None:
 
 @pytest.mark.parametrize("told", ["**(3, 1e-05)", "-differential privacy"])
 def test_an_edited_statement_of_version_0_1_0_is_found(finished: Path, told: str) -> None:
-    text = (finished / files.STATEMENT).read_text()
+    text = (finished / run_folder.STATEMENT).read_text()
     assert told in text
-    (finished / files.STATEMENT).write_text(text.replace(told, "**(1, 1e-05)"))
+    (finished / run_folder.STATEMENT).write_text(text.replace(told, "**(1, 1e-05)"))
     run = sfumato.open(finished)
     assert run.guarantee is None and "the statement does not say" in run.problems[0]
 
@@ -108,9 +108,9 @@ def test_an_interrupted_run_of_version_0_1_0_goes_on(interrupted: Path) -> None:
     assert run.weights == "checkpoint of step 6" and "has not finished" in run.notes[0]
     ended = run.resume(device="cpu")
     assert ended.finished and ended.problems == () and ended.steps == 8
-    assert ledger.read(interrupted / files.LEDGER)[0]["version"] == 1
+    assert ledger.read(interrupted / run_folder.LEDGER)[0]["version"] == 1
     g = ended.guarantee
-    assert g is not None and (interrupted / files.GUARANTEE).is_file()
+    assert g is not None and (interrupted / run_folder.GUARANTEE).is_file()
     assert g.counted == 8 and g.spent == pytest.approx(2.9991, abs=1e-4)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from sfumato import models, recipes
 from sfumato.training.classifier import Description, save_weights
-from sfumato.training.run import train
+from sfumato.training.pipeline import train
 
 DIGITS = tuple(str(k) for k in range(10))
 TINY: dict[str, Any] = {

@@ -101,7 +101,7 @@ def train(
     Raises:
         UserError: If the data, the model or a setting cannot be used; a sentence says why.
     """
-    from sfumato.training.run import train
+    from sfumato.training.pipeline import train
 
     named = {
         "privacy.epsilon": epsilon, "privacy.delta": delta, "training.seed": seed,
@@ -201,7 +201,7 @@ def resume(
     Raises:
         UserError: If the run is finished, or its data, model or settings are not what they were.
     """
-    from sfumato.training.run import resume
+    from sfumato.training.pipeline import resume
 
     trusted = (*trust_code, *([] if model is None else [model]))
     resume(

@@ -27,13 +27,13 @@ from sfumato.privacy.ledger import read as read_ledger
 from sfumato.recipe import Recipe, differences, from_record
 from sfumato.text import GIVEN
 from sfumato.training import (
-    files,
     metrics,
     newest_weights,
     recipe_data,
+    run_folder,
     run_guarantee,
     snapshots,
-)  # fmt: skip
+)
 from sfumato.training.initial import parameters
 from sfumato.training.initial.start import Origin
 
@@ -86,7 +86,7 @@ class Run:
         self.notes: list[str] = []
         self._data, self._model, self._root, self._device = data, model, root, device
         self._trust = (*trust_code, *([] if model is None else [model]))
-        files.check_run(self.folder)
+        run_folder.check_run(self.folder)
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else f"stopped at step {self.steps}"
@@ -101,7 +101,7 @@ class Run:
     def _read(self) -> tuple[Mapping[str, Any], tuple[Step, ...], str]:
         """The ledger's first line, its steps, and why it cannot be read."""
         try:
-            header, steps = read_ledger(self.folder / files.LEDGER)
+            header, steps = read_ledger(self.folder / run_folder.LEDGER)
             return header, tuple(steps), ""
         except UserError as error:
             return {}, (), str(error)
@@ -129,24 +129,24 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe that the ledger states, or the file's where there is no ledger."""
-        written = (self.folder / files.RECIPE).is_file()
+        written = (self.folder / run_folder.RECIPE).is_file()
         if "recipe" not in self.header:
             if not written:
                 raise UserError(f"{self.folder} does not say how it was trained: {self._read[2]}")
             return recipes.of_run(self.folder)
-        stated = from_record(self.header["recipe"], where=str(self.folder / files.LEDGER))
+        stated = from_record(self.header["recipe"], where=str(self.folder / run_folder.LEDGER))
         now = recipes.of_run(self.folder) if written else stated
         if changed := differences(stated.to_dict(), now.to_dict()):
             self.notes.append(
-                f"{files.RECIPE} was changed after the run began; the ledger's recipe is shown "
-                f"instead ({'; '.join(changed[:3])}{' ...' if len(changed) > 3 else ''})."
+                f"{run_folder.RECIPE} was changed after the run began; the ledger's recipe is "
+                f"shown instead ({'; '.join(changed[:3])}{' ...' if len(changed) > 3 else ''})."
             )
         return stated
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The records of metrics.jsonl, the last line among them."""
-        return metrics.read(self.folder / files.METRICS)
+        return metrics.read(self.folder / run_folder.METRICS)
 
     @cached_property
     def records(self) -> tuple[dict[str, Any], ...]:
@@ -162,14 +162,16 @@ class Run:
     def statement(self) -> str:
         """The privacy statement; empty if the run has not ended."""
         try:
-            return (self.folder / files.STATEMENT).read_text(encoding="utf-8", errors="replace")
+            return (self.folder / run_folder.STATEMENT).read_text(
+                encoding="utf-8", errors="replace"
+            )
         except OSError:
             return ""
 
     @property
     def finished(self) -> bool:
         """Tell whether the run came to its end: weights and statement are there."""
-        return bool(self.statement) and (self.folder / files.WEIGHTS).is_file()
+        return bool(self.statement) and (self.folder / run_folder.WEIGHTS).is_file()
 
     @property
     def private(self) -> bool:
@@ -193,7 +195,7 @@ class Run:
             self.folder, self.recipe, self.header, self.history, final=self.final,
             statement=self.statement,
         )  # fmt: skip
-        edited = [note for note in self.notes if note.startswith(files.RECIPE)]
+        edited = [note for note in self.notes if note.startswith(run_folder.RECIPE)]
         return guarantee, (*filter(None, [self._read[2]]), *edited, *wrong)
 
     @property
@@ -312,7 +314,7 @@ class Run:
         if self._final is not None:
             ended = number(self.final, "step")
             return self._final, "final weights", None if ended is None else int(ended)
-        trust = files.trust(self._trust, self.folder)
+        trust = run_folder.trust(self._trust, self.folder)
         found = newest_weights.newest(self.folder, self.recipe, self.dataset, trust, self.notes)
         found[0].network.to(self._device)
         return found
@@ -389,7 +391,7 @@ class Run:
         reporter: Reporter | None = None,
     ) -> Run:
         """Go on with the run if it was interrupted, to the end; see `sfumato.resume`."""
-        from sfumato.training.run import resume
+        from sfumato.training.pipeline import resume
 
         data = self._data if data is None else data
         trust = self._trust if model is None else (*self._trust, model)

@@ -20,7 +20,7 @@ from sfumato.analysis import (
     l0_eps,
     sparsity_of,
 )
-from sfumato.analysis.activations import first_activation, layers
+from sfumato.analysis.activation_statistics import first_activation, layers
 from sfumato.analysis.sparsity import mean_gradient
 from sfumato.errors import UserError
 from sfumato.privacy import (

@@ -7,11 +7,11 @@ import pytest
 import torch
 from bench_fakes import CPU, CUDA, TINY, ignore, tick
 
-from sfumato.bench import measure as module
+from sfumato.bench import timing as module
 from sfumato.bench.cases import Case
 from sfumato.bench.feed import Contender, Unsupported
-from sfumato.bench.measure import Method, measure, not_begun, reason_of, settled
 from sfumato.bench.measurement import Measurement
+from sfumato.bench.timing import Method, measure, not_begun, reason_of, settled
 
 
 def test_contenders_take_turns() -> None:

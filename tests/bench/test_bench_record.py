@@ -11,7 +11,7 @@ from bench_fakes import TINY, measured
 from sfumato.bench.cases import Case
 from sfumato.bench.feed import Contender
 from sfumato.bench.record import Record, read, versions
-from sfumato.bench.run import run
+from sfumato.bench.recording import run
 from sfumato.errors import UserError
 
 

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from sfumato.bench.cases import Case
 from sfumato.bench.feed import Contender, Unsupported
-from sfumato.bench.measure import NOT_BEGUN
 from sfumato.bench.record import Record, read
-from sfumato.bench.run import run
+from sfumato.bench.recording import run
+from sfumato.bench.timing import NOT_BEGUN
 from sfumato.cli import bench
 from sfumato.errors import UserError
 
@@ -64,7 +64,7 @@ class Bench:
 
 @pytest.fixture
 def fake(tmp_path: Path, cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr("sfumato.bench.measure.clean", lambda device: None)
+    monkeypatch.setattr("sfumato.bench.timing.clean", lambda device: None)
     return Bench(tmp_path / "r.json")
 
 
@@ -312,7 +312,7 @@ def test_a_cut_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     def interrupted(*_: Any, **__: Any) -> Contender:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sfumato.bench.run.measure", interrupted)
+    monkeypatch.setattr("sfumato.bench.recording.measure", interrupted)
     done = CliRunner().invoke(app, ["bench", *SMALL, "--out", str(tmp_path / "r.json")])
     assert done.exit_code != 0
     assert "Go on by the same command with --resume." in done.output

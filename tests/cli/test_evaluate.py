@@ -216,12 +216,12 @@ def test_where_nothing_can_be_written(run: Run, tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_half_evaluation(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sfumato.report import evaluation
+    from sfumato.report import evaluation_picture
 
     def full(*_args: Any, **_options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(evaluation, "draw", full)
+    monkeypatch.setattr(evaluation_picture, "draw", full)
     folder = make_run(tmp_path / "run")
     result = run(folder)
     assert result.code == 2 and "No space left" in result.err and "accuracy" in result.out

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sfumato.cli import app
 from sfumato.errors import UserError
-from sfumato.reproduce import lookup, pareto, results_file, rows, tables
+from sfumato.reproduce import lookup, results_file, rows, tables
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import pytest
 from cli_result import Run, refused
 from PIL import Image
 
-from sfumato.training import checkpoint, files
+from sfumato.training import checkpoint, run_folder
 
 QUICK = ("--set", "training.steps=3", "--set", "model.options.filters=2", "--device", "cpu")
 
@@ -44,44 +44,48 @@ def test_a_run_leaves_everything_it_promises(run: Run) -> None:
     folder = Path("r")
     for name in ("RECIPE", "LEDGER", "METRICS", "WEIGHTS", "STATEMENT", "GUARANTEE"):
         assert (folder / getattr(files, name)).stat().st_size > 0
-    assert Image.open(folder / files.CURVES).size[0] > 500
-    assert list((folder / files.CHECKPOINTS).iterdir())
+    assert Image.open(folder / run_folder.CURVES).size[0] > 500
+    assert list((folder / run_folder.CHECKPOINTS).iterdir())
     last = out.splitlines()[-4:]
     for word, line in zip(("accuracy", "epsilon", "time", "r"), last, strict=True):
         assert word in line
     assert "PLD" in last[1]
     assert "delta 1e-05" in last[1]
-    ledger = [json.loads(line) for line in (folder / files.LEDGER).read_text().splitlines()]
+    ledger = [json.loads(line) for line in (folder / run_folder.LEDGER).read_text().splitlines()]
     assert [line["kind"] for line in ledger] == ["start", "step", "step", "step"]
-    recipe = tomllib.loads((folder / files.RECIPE).read_text())
+    recipe = tomllib.loads((folder / run_folder.RECIPE).read_text())
     assert recipe["training"]["steps"] == 3
-    assert not (folder / files.KEY).exists()
+    assert not (folder / run_folder.KEY).exists()
 
     refused(run("r", "--out", "again"), "r is a run", "--resume r", "r/recipe.toml")
     code, out, _ = run("r/recipe.toml", "--out", "again", "--device", "cpu")
     assert code == 0
-    assert (folder / files.WEIGHTS).read_bytes() == (Path("again") / files.WEIGHTS).read_bytes()
+    assert (folder / run_folder.WEIGHTS).read_bytes() == (
+        Path("again") / run_folder.WEIGHTS
+    ).read_bytes()
 
 
 def test_without_a_seed_the_key_is_gone_and_runs_differ(run: Run) -> None:
     for name in ("a", "b"):
         assert run(*QUICK, "--out", name).code == 0
-        assert not (Path(name) / files.KEY).exists()
-    assert (Path("a") / files.WEIGHTS).read_bytes() != (Path("b") / files.WEIGHTS).read_bytes()
-    assert "a key of 256 bits" in " ".join((Path("a") / files.STATEMENT).read_text().split())
+        assert not (Path(name) / run_folder.KEY).exists()
+    assert (Path("a") / run_folder.WEIGHTS).read_bytes() != (
+        Path("b") / run_folder.WEIGHTS
+    ).read_bytes()
+    assert "a key of 256 bits" in " ".join((Path("a") / run_folder.STATEMENT).read_text().split())
 
 
 def test_default_folders_are_numbered(run: Run) -> None:
     for number in (1, 2):
         assert run(*QUICK).code == 0
-        assert Path(f"runs/digits-00{number}", files.WEIGHTS).exists()
+        assert Path(f"runs/digits-00{number}", run_folder.WEIGHTS).exists()
 
 
 def test_without_privacy(run: Run) -> None:
     code, out, _ = run(*QUICK, "--no-privacy", "--seed", "0", "--out", "r")
     assert code == 0
     assert "not private" in out
-    assert "no privacy guarantee" in Path("r", files.STATEMENT).read_text()
+    assert "no privacy guarantee" in Path("r", run_folder.STATEMENT).read_text()
 
 
 def test_a_folder_of_images(run: Run, tmp_path: Path) -> None:
@@ -318,7 +322,7 @@ def test_sigterm_saves_and_resume_ends_the_same(run: Run, monkeypatch: pytest.Mo
     assert run("--resume", "r", "--device", "cpu").code == 0
     settings = (*QUICK, "--seed", "0", "--set", "training.checkpoint_every=1")
     assert run(*settings, "--out", "whole").code == 0
-    for name in (files.WEIGHTS, files.LEDGER, files.STATEMENT):
+    for name in (run_folder.WEIGHTS, run_folder.LEDGER, run_folder.STATEMENT):
         assert Path("r", name).read_bytes() == Path("whole", name).read_bytes()
     refused(run("--resume", "r", "--device", "cpu"), "finished")
 
@@ -347,7 +351,9 @@ def test_dropout_is_repeated_exactly(
     assert goes_on in stopped.out
     assert run(*goes_on.split(), "--device", "cpu").code == 0
     assert run(*plain, "--device", "cpu", "--out", "whole").code == 0
-    assert Path("r", files.WEIGHTS).read_bytes() == Path("whole", files.WEIGHTS).read_bytes()
+    assert (
+        Path("r", run_folder.WEIGHTS).read_bytes() == Path("whole", run_folder.WEIGHTS).read_bytes()
+    )
 
 
 def test_resume_refuses_another_recipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +361,7 @@ def test_resume_refuses_another_recipe(run: Run, monkeypatch: pytest.MonkeyPatch
     refused(run("--resume", "r", "--set", "optimizer.lr=3"), "optimizer.lr was 2.0", "3")
     refused(run("--resume", "r", "--epsilon", "9"), "privacy.epsilon was 3.0")
     for setting, value in (("clip", "1.0"), ("epsilon", "3.0")):
-        path = Path("r", files.RECIPE)
+        path = Path("r", run_folder.RECIPE)
         before = path.read_text()
         path.write_text(before.replace(f"{setting} = {value}", f"{setting} = 7.0"))
         refused(run("--resume", "r"), f"privacy.{setting} was {value} and is now 7.0")
@@ -388,7 +394,7 @@ def test_resume_passes_over_a_truncated_checkpoint(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(run, monkeypatch)
-    newest = sorted(Path("r", files.CHECKPOINTS).iterdir())[-1]
+    newest = sorted(Path("r", run_folder.CHECKPOINTS).iterdir())[-1]
     newest.write_bytes(newest.read_bytes()[:100])
     code, out, _ = run("--resume", "r", "--device", "cpu")
     assert code == 0
@@ -398,7 +404,7 @@ def test_resume_passes_over_a_truncated_checkpoint(
 
 def test_a_lost_key_cannot_be_guessed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(run, monkeypatch, "--set", "training.seed=3")
-    assert not Path("r", files.KEY).exists()
+    assert not Path("r", run_folder.KEY).exists()
 
 
 def test_the_budget_ends_the_run(run: Run) -> None:
@@ -410,7 +416,7 @@ def test_the_budget_ends_the_run(run: Run) -> None:
     from sfumato.privacy.accounting.accountants import Step, epsilon
     from sfumato.privacy.ledger import read
 
-    header, steps = read(Path("r", files.LEDGER))
+    header, steps = read(Path("r", run_folder.LEDGER))
     assert 0 < len(steps) < 50
     spent = epsilon(steps, delta=1e-5)
     one_more = [*steps, Step(header["rate"], 2.0)]
@@ -494,7 +500,7 @@ def test_memory_that_runs_out_is_halved_without_changing_the_result(
 
 
 def test_ctrl_c_before_the_first_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sfumato.training import run as runs
+    from sfumato.training import pipeline as runs
     from sfumato.training.loop import Loop
 
     def interrupt(*_: object, **__: object) -> None:
@@ -549,7 +555,7 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
                "--set", "training.log_every=50"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
-    while not (tmp_path / "r" / files.METRICS).exists() and time.monotonic() < deadline:
+    while not (tmp_path / "r" / run_folder.METRICS).exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

@@ -11,8 +11,8 @@ from sfumato import recipes
 from sfumato.cli import training_progress as shown
 from sfumato.cli.training_progress import describe
 from sfumato.training import loop
+from sfumato.training.pipeline import train
 from sfumato.training.reporter import Progress, Silent
-from sfumato.training.run import train
 
 
 def test_what_is_not_known_yet_is_not_said() -> None:

@@ -17,7 +17,7 @@ FILTERS = [(1, 2), (5, 27), (130, 9), (300, 1030)]
 
 def compare(device: str, dtype: torch.dtype, tolerance: float) -> None:
     """Every kernel on every case, with NaN where nothing may be read."""
-    from sfumato.kernels import rows as kernels
+    from sfumato.kernels import row_kernels as kernels
 
     torch.manual_seed(0)
     for shape in SHAPES:

@@ -9,7 +9,7 @@ import pytest
 from sfumato import recipes
 from sfumato.errors import UserError
 from sfumato.recipe import loads
-from sfumato.training.run import train
+from sfumato.training.pipeline import train
 
 
 def write(path: Path, text: str) -> str:

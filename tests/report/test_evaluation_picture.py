@@ -10,7 +10,7 @@ from PIL import Image
 
 from sfumato.analysis import Evaluation, evaluate
 from sfumato.charts import png
-from sfumato.report import evaluation as picture
+from sfumato.report import evaluation_picture as picture
 
 
 def an_evaluation(classes: int, n: int = 500, name: str = "class {}") -> Evaluation:

@@ -25,12 +25,12 @@ from sfumato.privacy import chapters
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.statement import upwards
-from sfumato.report import learning, markup, pareto, privacy, results, sections
+from sfumato.report import learning, markup, privacy, privacy_front, result_charts, sections
 from sfumato.report.measure import Measured, choose, measure
 from sfumato.report.page import page
 from sfumato.report.runs import gather, tasks, together
 from sfumato.training.classifier import FORMAT
-from sfumato.training.files import WEIGHTS
+from sfumato.training.run_folder import WEIGHTS
 
 
 class Elements(HTMLParser):
@@ -248,7 +248,7 @@ def test_dominated_runs(tmp_path: Path) -> None:
         make(tmp_path / "loose", sigma=1.5, accuracy=0.8),
     ]
     runs = gather(made_)
-    found = pareto.points(list(enumerate(runs)), {0: 1000})
+    found = privacy_front.points(list(enumerate(runs)), {0: 1000})
     assert [p.dominated for p in found] == ["", "strict", ""]
     centre, half = 0.7 - 0.2 * 1.96**2 / 1000, 1.96 * (0.7 * 0.3 / 1000) ** 0.5
     assert (found[0].low, found[0].high) == pytest.approx((centre - half, centre + half), abs=1e-4)
@@ -265,15 +265,15 @@ def test_dominated_runs(tmp_path: Path) -> None:
 def test_the_interval_of_an_accuracy_is_wilsons(
     accuracy: float, n: int, ends: tuple[float, float]
 ) -> None:
-    low, high = pareto.interval(accuracy, n)
+    low, high = privacy_front.interval(accuracy, n)
     assert (low, high) == pytest.approx(ends, abs=1e-4)
     assert 0 <= low <= accuracy <= high <= 1
 
 
 def test_the_bar_of_a_perfect_run_is_drawn_whole(tmp_path: Path) -> None:
     runs = gather([make(tmp_path / "run", accuracy=1.0)])
-    found = pareto.points([(0, runs[0])], {0: 42})
-    drawn, data = pareto.chart(found, key="front-0", baseline=None)
+    found = privacy_front.points([(0, runs[0])], {0: 42})
+    drawn, data = privacy_front.chart(found, key="front-0", baseline=None)
     assert data["stops"][0]["lines"][1] == "accuracy 100.0 % (91.6 % to 100.0 %)"
     whisker = re.search(
         r'<line x1="[\d.]+" y1="([\d.]+)" [^>]*y2="([\d.]+)" class="whisker"', drawn
@@ -283,7 +283,7 @@ def test_the_bar_of_a_perfect_run_is_drawn_whole(tmp_path: Path) -> None:
 
 def test_equal_runs_do_not_dominate_each_other(tmp_path: Path) -> None:
     runs = gather([make(tmp_path / "a"), make(tmp_path / "b")])
-    assert [p.dominated for p in pareto.points(list(enumerate(runs)), {})] == ["", ""]
+    assert [p.dominated for p in privacy_front.points(list(enumerate(runs)), {})] == ["", ""]
 
 
 def test_only_what_differs_is_compared(tmp_path: Path) -> None:
@@ -312,15 +312,15 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("classes", [2, 10, 30, 100, 201])
 def test_any_number_of_classes(classes: int) -> None:
     e = an_evaluation(classes)
-    drawn, data = results.confusion(e, "key")
+    drawn, data = result_charts.confusion(e, "key")
     Elements(drawn)
     assert len(drawn) < 300_000
-    if classes <= results.MOST_CLASSES:
+    if classes <= result_charts.MOST_CLASSES:
         assert np.array(data["counts"]).sum() == e.n
         assert drawn.count("<path") >= 2
     else:
         assert data == {} and "too large to draw" in drawn
-    drawn, data = results.reliability(e, "key")
+    drawn, data = result_charts.reliability(e, "key")
     Elements(drawn)
     assert drawn.count('class="line" stroke-width="2.2"') == (e.reliability.counts > 0).sum()
     assert len(data["stops"]) == (e.reliability.counts > 0).sum()

@@ -13,7 +13,7 @@ from sfumato.errors import UserError
 from sfumato.reproduce import measures
 from sfumato.reproduce.measures import MEASURES, measure
 from sfumato.training.classifier import load
-from sfumato.training.run import train
+from sfumato.training.pipeline import train
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tiny_rows import entry, paper, row
 
 from sfumato import recipes
 from sfumato.errors import UserError
-from sfumato.reproduce import figures, lookup, pareto, results_file, rows, tables
+from sfumato.reproduce import cifar10_front, figures, lookup, results_file, rows, tables
 from sfumato.reproduce.lookup import every_row, find, find_all
 from sfumato.reproduce.plots import PLOTS, Plot
 from sfumato.reproduce.row import PLD
@@ -262,7 +262,7 @@ def test_the_images_that_a_recipe_means(name: str, images: int) -> None:
 
 
 def test_what_starts_from_drawn_images_is_a_line_of_its_own() -> None:
-    series = dict(pareto._series())
+    series = dict(cifar10_front._series())
     assert [row.name for row in series["after dead leaves"]] == [
         "leaves-cifar10-eps1", "leaves-cifar10-eps2",
         "leaves-cifar10-eps3", "leaves-wrn-16-4-cifar10-eps3",
@@ -272,9 +272,9 @@ def test_what_starts_from_drawn_images_is_a_line_of_its_own() -> None:
     assert not any("transfer" in name for name in names), "public images are another matter"
     leaves, own = every_row()["sfumato/leaves-cifar10-eps1"], every_row()["sfumato/cifar10-eps1"]
     found = [entry(leaves, 0.7, setting="best"), entry(own, 0.6, setting="best")]
-    (point,) = pareto._points(found, series["after dead leaves"])
-    assert point == pareto.Point(1.0, leaves.recipe_for("best").model.name, 0.7, 0.7, 0.7)
-    (point,) = pareto._points(found, series["own recipes"])
+    (point,) = cifar10_front._points(found, series["after dead leaves"])
+    assert point == cifar10_front.Point(1.0, leaves.recipe_for("best").model.name, 0.7, 0.7, 0.7)
+    (point,) = cifar10_front._points(found, series["own recipes"])
     assert point.accuracy == 0.6
     assert every_row()["sfumato/dead-leaves"].settings == ("published",)
 
@@ -286,8 +286,8 @@ def test_lines_join_the_points_of_one_network_alone() -> None:
         "wrn-16-4-cifar10-eps8",
     )
     made = [entry(every_row()[f"scale-norm/{name}"], 0.8, setting="best") for name in names]
-    points = pareto._points(made, dict(pareto._series())["scale-norm"])
-    found = list(pareto._ours("scale-norm", points, 0))
+    points = cifar10_front._points(made, dict(cifar10_front._series())["scale-norm"])
+    found = list(cifar10_front._ours("scale-norm", points, 0))
     assert [[x for x, _ in s.points] for s in found] == [[2.89, 9.88], [8.0]]
     assert [s.label for s in found] == ["ours: scale-norm (scale-resnet9, wrn-16-4)", ""]
 
@@ -303,6 +303,6 @@ def test_of_points_at_one_epsilon_a_curve_shows_the_last() -> None:
 
 
 def test_what_other_rows_start_from_is_no_point_of_the_front() -> None:
-    names = {row.name for row in dict(pareto._series())["shoe-fit"]}
+    names = {row.name for row in dict(cifar10_front._series())["shoe-fit"]}
     assert "he-cifar10-eps19.2" in names and "sgd-cifar10-eps8" in names
     assert not names & {"meanvar-source-cifar10-eps4", "meanvar-cifar10-eps19.2"}

@@ -18,8 +18,8 @@ import traceback
 from pathlib import Path
 
 from sfumato.recipe import from_dict
-from sfumato.training import files
-from sfumato.training.run import resume, train
+from sfumato.training import run_folder
+from sfumato.training.pipeline import resume, train
 
 RECIPE = {
     "name": "killed",
@@ -63,7 +63,7 @@ def live(folder: Path, steps: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    if (folder / files.LEDGER).exists():
+    if (folder / run_folder.LEDGER).exists():
         resume(folder, device="cpu")
     else:
         shutil.rmtree(folder, ignore_errors=True)  # killed before the run had started

@@ -11,7 +11,7 @@ from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.ledger import Ledger, read
 from sfumato.recipe import Recipe
 from sfumato.training import checkpoint, optimizers
-from sfumato.training.files import check_free, new_run_folder
+from sfumato.training.run_folder import check_free, new_run_folder
 
 
 def some(step: int) -> checkpoint.Checkpoint:

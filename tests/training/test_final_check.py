@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy.checks import spot_check
-from sfumato.training import files, setup
-from sfumato.training.run import train
+from sfumato.training import run_folder, setup
+from sfumato.training.pipeline import train
 
 
 class OnceTrained(nn.Module):
@@ -38,8 +38,8 @@ def test_a_model_that_mixes_once_trained_gets_no_statement(
     monkeypatch.setattr(setup, "build_model", lambda *_, **__: OnceTrained())
     with pytest.raises(UserError, match="lets one example reach another"):
         train(recipe(tmp_path, "open", {}), out=tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run" / files.WEIGHTS).exists()
-    assert not (tmp_path / "run" / files.STATEMENT).exists()
+    assert not (tmp_path / "run" / run_folder.WEIGHTS).exists()
+    assert not (tmp_path / "run" / run_folder.STATEMENT).exists()
 
 
 def test_a_run_is_the_same_with_and_without_checks(
@@ -51,5 +51,5 @@ def test_a_run_is_the_same_with_and_without_checks(
         monkeypatch.setattr(spot_check, "EVERY", every)
         out = tmp_path / str(every)
         train(recipe(tmp_path, "open", {"training.seed": 5}), out=out, device="cpu")
-        found.append((out / files.WEIGHTS).read_bytes())
+        found.append((out / run_folder.WEIGHTS).read_bytes())
     assert found[0] == found[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.training import files
+from sfumato.training import run_folder
 
 DRIVER = Path(__file__).with_name("kill_driver.py")
 
@@ -31,7 +31,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, kills: int) -> Non
     steps = 10 * kills
     assert drive(tmp_path / "whole", kills=0, steps=steps) == 0
     assert drive(tmp_path / "killed", kills=kills, steps=steps) >= 0.8 * kills
-    for name in (files.WEIGHTS, files.LEDGER, files.STATEMENT, files.RECIPE):
+    for name in (run_folder.WEIGHTS, run_folder.LEDGER, run_folder.STATEMENT, run_folder.RECIPE):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     leftovers = [p.name for p in (tmp_path / "killed").iterdir() if p.name.startswith(".")]
     assert leftovers == []

@@ -22,7 +22,7 @@ from sfumato.privacy.clipping import GroupWise
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipe import Recipe, from_dict
 from sfumato.settings import Optimizer
-from sfumato.training import checkpoint, files, schedules, setup, trouble
+from sfumato.training import checkpoint, run_folder, schedules, setup, trouble
 from sfumato.training.averaging import Average
 from sfumato.training.classifier import load
 from sfumato.training.interrupt import StopRequest
@@ -47,16 +47,16 @@ def loop(chosen: Recipe, folder: Path) -> Loop:
     plan = setup.plan(chosen, len(data.train))
     randomness = Randomness.from_seed(chosen.training.seed or 0)
     model = setup.build_model(chosen, data, randomness)
-    (folder / files.CHECKPOINTS).mkdir(parents=True)
+    (folder / run_folder.CHECKPOINTS).mkdir(parents=True)
     return Loop(
         chosen, plan, data, model, torch.device("cpu"), randomness,
-        Ledger.create(folder / files.LEDGER, {}), Metrics(folder / files.METRICS), folder,
+        Ledger.create(folder / run_folder.LEDGER, {}), Metrics(folder / run_folder.METRICS), folder,
         chosen.training.physical_batch or 64, Silent(),
     )  # fmt: skip
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / files.METRICS).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / run_folder.METRICS).read_text().splitlines()]
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -143,8 +143,8 @@ def test_a_run_reduces_its_rate_and_stops_on_a_plateau(tmp_path: Path) -> None:
     assert spent[-2]["lr"] < 1e-9
     # When to stop was decided by looking at the weights: only the whole plan's epsilon holds.
     assert spent[-2]["epsilon"] < spent[-1]["epsilon"] == pytest.approx(result.epsilon["pld"])
-    assert len(ledger.read(tmp_path / "r" / files.LEDGER)[1]) == 40
-    said = (tmp_path / "r" / files.STATEMENT).read_text()
+    assert len(ledger.read(tmp_path / "r" / run_folder.LEDGER)[1]) == 40
+    said = (tmp_path / "r" / run_folder.STATEMENT).read_text()
     assert f"| steps | {result.steps}, counted as all 40 that were planned |" in said
     for words in ("The learning rate, which fell", "The moment training ended", "given up"):
         assert words in said.split("## Not covered")[1]
@@ -212,7 +212,7 @@ def test_averaged_and_last_weights_are_both_measured(kind: str, tmp_path: Path) 
     assert {"validation_accuracy", "validation_accuracy_last"} <= logged[0].keys()
     assert {"test_accuracy", "test_accuracy_last"} <= logged[-1].keys()
     assert any(r["validation_accuracy"] != r["validation_accuracy_last"] for r in logged[:-1])
-    assert "the averaging of weights" in (tmp_path / "r" / files.STATEMENT).read_text()
+    assert "the averaging of weights" in (tmp_path / "r" / run_folder.STATEMENT).read_text()
 
 
 # Views
@@ -308,14 +308,14 @@ def test_an_interrupted_run_ends_bit_for_bit_where_it_would_have(name: str, tmp_
     chosen = recipe(**METHODS[name], training__checkpoint_every=1, training__steps=6)
     train(chosen, out=tmp_path / "whole", device="cpu")
     interrupted(chosen, tmp_path / "cut")
-    (tmp_path / "cut" / files.CURVES).write_bytes(b"of an earlier part")
+    (tmp_path / "cut" / run_folder.CURVES).write_bytes(b"of an earlier part")
     resume(tmp_path / "cut", device="cpu")
     for folder in ("whole", "cut"):
-        assert (tmp_path / folder / files.CURVES).read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / folder / run_folder.CURVES).read_bytes().startswith(b"\x89PNG")
     a, b = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     for key in a:
         assert torch.equal(a[key], b[key])
-    for file in (files.LEDGER, files.STATEMENT):
+    for file in (run_folder.LEDGER, run_folder.STATEMENT):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes()
     keys = ("step", "clip", "lr", "validation_accuracy", "validation_loss", "epsilon")
     told = [[{k: r.get(k) for k in keys} for r in records(tmp_path / f)] for f in ("whole", "cut")]
@@ -362,7 +362,7 @@ def test_checkpoints_tell_no_more_than_metrics(told: bool, tmp_path: Path) -> No
     run = loop(recipe(training__train_metrics=told), tmp_path)
     run.take_step()
     run.save()
-    state, _ = checkpoint.latest(tmp_path / files.CHECKPOINTS)
+    state, _ = checkpoint.latest(tmp_path / run_folder.CHECKPOINTS)
     assert state is not None and ("not_finite" in state.numbers) is told
     run.restore(state)
 
@@ -375,10 +375,10 @@ def test_the_threshold_is_logged_and_moves(tmp_path: Path) -> None:
     train(chosen, out=tmp_path / "r", device="cpu")
     clips = [r["clip"] for r in records(tmp_path / "r") if "clip" in r]
     assert clips[0] > 30 > clips[-1] and len(set(clips)) == len(clips)
-    state, _ = checkpoint.latest(tmp_path / "r" / files.CHECKPOINTS)
+    state, _ = checkpoint.latest(tmp_path / "r" / run_folder.CHECKPOINTS)
     assert state is not None
     assert state.numbers["clipping"]["limits"] == [clips[-1]]
-    said = (tmp_path / "r" / files.STATEMENT).read_text()
+    said = (tmp_path / "r" / run_folder.STATEMENT).read_text()
     assert "0.5-quantile" in said
 
 
@@ -394,10 +394,10 @@ def test_a_noise_plan_spends_the_budget_and_no_more(tmp_path: Path) -> None:
     clips = [plan.clipping_at(i, plan.clipping).sensitivity for i in (1, 6)]
     assert clips == pytest.approx([1.0, 0.5])
     result = train(chosen, out=tmp_path / "r", device="cpu")
-    ledger = Ledger.open(tmp_path / "r" / files.LEDGER)
+    ledger = Ledger.open(tmp_path / "r" / run_folder.LEDGER)
     assert sorted(map(str, ledger.history())) == sorted(map(str, history))
     assert result.epsilon["pld"] == accountants.epsilon(history, delta=1e-5)
-    said = (tmp_path / "r" / files.STATEMENT).read_text()
+    said = (tmp_path / "r" / run_folder.STATEMENT).read_text()
     for step in history:
         assert f"{step.count} with q = {step.q!r} and σ = {step.noise_multiplier!r}" in said
     assert "factor of 0.5 to the last" in said

@@ -11,8 +11,8 @@ from PIL import Image
 
 from sfumato import recipes
 from sfumato.training import trouble
+from sfumato.training.pipeline import train
 from sfumato.training.reporter import Silent
-from sfumato.training.run import train
 from sfumato.training.trouble import about_pace
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from sfumato import recipes
-from sfumato.training import checkpoint, files, metrics, snapshots
+from sfumato.training import checkpoint, metrics, run_folder, snapshots
 from sfumato.training.loop import Loop
+from sfumato.training.pipeline import train
 from sfumato.training.reporter import Progress, Silent
-from sfumato.training.run import train
 from sfumato.training.tensorboard import Stream
 
 EXACT = {"loss", "train_accuracy", "clipped", "not_finite"}
@@ -46,7 +46,7 @@ def trained(folder: Path, **changes: Any) -> Screen:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return metrics.read(folder / files.METRICS)
+    return metrics.read(folder / run_folder.METRICS)
 
 
 def test_records_tell_nothing_of_batches(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_records_tell_all_when_asked(tmp_path: Path) -> None:
     trained(tmp_path / "run", **{"training.train_metrics": True})
     for record in records(tmp_path / "run")[:-1]:
         assert record.keys() >= EXACT | CLOCK
-    said = (tmp_path / "run" / files.STATEMENT).read_text()
+    said = (tmp_path / "run" / run_folder.STATEMENT).read_text()
     assert "metrics.jsonl" in said and "clock" in said
 
 
@@ -89,10 +89,13 @@ def test_files_do_not_depend_on_the_time_that_steps_take(
     slow = tmp_path / "slow"
     trained(slow)
     assert records(plain)[:-1] == records(slow)[:-1]
-    for path in sorted((plain / files.CHECKPOINTS).iterdir()):
-        one, other = checkpoint.read(path), checkpoint.read(slow / files.CHECKPOINTS / path.name)
+    for path in sorted((plain / run_folder.CHECKPOINTS).iterdir()):
+        one, other = (
+            checkpoint.read(path),
+            checkpoint.read(slow / run_folder.CHECKPOINTS / path.name),
+        )
         assert one is not None and other is not None and one.numbers == other.numbers
-    for folder in (snapshots.SNAPSHOTS, files.CHECKPOINTS):
+    for folder in (snapshots.SNAPSHOTS, run_folder.CHECKPOINTS):
         stamps = {path.stat().st_mtime_ns for path in (slow / folder).iterdir()}
         assert len(stamps) == 1, "modification times travel with copies"
 
@@ -108,8 +111,8 @@ def test_modification_times_do_not_tell_the_total_time(tmp_path: Path) -> None:
     run = tmp_path / "run"
     trained(run)
     stamps = {path.stat().st_mtime_ns for path in (run, *run.rglob("*"))}
-    assert stamps == {(run / files.RECIPE).stat().st_mtime_ns}
-    assert not (run / files.KEY).exists()
+    assert stamps == {(run / run_folder.RECIPE).stat().st_mtime_ns}
+    assert not (run / run_folder.KEY).exists()
 
 
 def test_total_time_is_coarse(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_total_time_is_coarse(tmp_path: Path) -> None:
 
 def test_checkpoints_of_few_steps_have_no_clock(tmp_path: Path) -> None:
     trained(tmp_path / "run")
-    state, _ = checkpoint.latest(tmp_path / "run" / files.CHECKPOINTS)
+    state, _ = checkpoint.latest(tmp_path / "run" / run_folder.CHECKPOINTS)
     assert state is not None and not state.numbers.keys() & (EXACT | CLOCK)
 
 

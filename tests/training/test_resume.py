@@ -17,7 +17,7 @@ from sfumato.errors import UserError
 from sfumato.privacy import ledger
 from sfumato.recipe import Recipe
 from sfumato.run import Run
-from sfumato.training import files, snapshots
+from sfumato.training import run_folder, snapshots
 from sfumato.training.reporter import Progress, Silent
 
 
@@ -50,13 +50,13 @@ def crashed(tmp_path: Path) -> Path:
     recipe = ten_steps(**{"training.snapshots": 5})
     with pytest.raises(RuntimeError, match="crashed"):
         train(recipe, out=tmp_path / "run", device="cpu", reporter=Crash(8))
-    assert len(ledger.read(tmp_path / "run" / files.LEDGER)[1]) == 8
+    assert len(ledger.read(tmp_path / "run" / run_folder.LEDGER)[1]) == 8
     return tmp_path / "run"
 
 
 def rewritten(folder: Path, change: Any) -> None:
     """Another first line of the ledger, and the lines after it hashed anew."""
-    path = folder / files.LEDGER
+    path = folder / run_folder.LEDGER
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     change(lines)
     path.unlink()
@@ -76,20 +76,20 @@ def test_a_run_of_version_0_1_finds_its_split(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="crashed"):
         train(short(tmp_path, "scans", changes), out=folder, device="cpu", reporter=Crash(2))
     rewritten(folder, lambda lines: lines[0]["recipe"]["data"].pop("split_rule"))
-    path = folder / files.RECIPE
+    path = folder / run_folder.RECIPE
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if not line.startswith("split_rule")))
     assert recipes.of_run(folder).data.split_rule == "stratified"
     assert recipes.find(str(path)).data.split_rule == "independent", "a new run is a new run"
     resume(folder, device="cpu")
-    assert files.finished(folder)
+    assert run_folder.finished(folder)
     opened = Run(folder)
     assert opened.recipe.data.split_rule == "stratified"
-    assert len(opened.dataset.train) == ledger.read(folder / files.LEDGER)[0]["examples"]
+    assert len(opened.dataset.train) == ledger.read(folder / run_folder.LEDGER)[0]["examples"]
 
 
 def test_the_ledger_says_where_noise_came_from(crashed: Path) -> None:
-    header, _ = ledger.read(crashed / files.LEDGER)
+    header, _ = ledger.read(crashed / run_folder.LEDGER)
     wanted = {"source": "chacha20", "device": "cpu", "torch": torch.__version__}
     assert header["noise"] == wanted
     resume(crashed, device="cpu")
@@ -146,19 +146,19 @@ def test_speed_says_nothing_about_draws(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("sfumato.training.loop.time.monotonic", lambda: float(next(clock)))
     recipe = ten_steps(**{"training.checkpoint_every": None, "training.train_metrics": True})
     train(recipe, out=tmp_path / "run", device="cpu")
-    lines = (tmp_path / "run" / files.METRICS).read_text().splitlines()
+    lines = (tmp_path / "run" / run_folder.METRICS).read_text().splitlines()
     found = [json.loads(line) for line in lines if "views_per_second" in line]
     assert len({r["views_per_second"] for r in found[1:]}) == 1
 
 
 def test_a_run_has_one_process_at_a_time(crashed: Path) -> None:
     """Two would both write to its ledger, and neither statement could be checked."""
-    other = ledger.Ledger.open(crashed / files.LEDGER)
+    other = ledger.Ledger.open(crashed / run_folder.LEDGER)
     with pytest.raises(UserError, match=r"another process .*run.* wait"):
         resume(crashed, device="cpu")
     other.close()
     assert resume(crashed, device="cpu").steps == 10
-    assert len(ledger.read(crashed / files.LEDGER)[1]) == 10
+    assert len(ledger.read(crashed / run_folder.LEDGER)[1]) == 10
 
 
 def test_a_ledger_is_closed_however_a_run_ends(crashed: Path) -> None:
@@ -173,10 +173,10 @@ def test_a_ledger_is_closed_however_a_run_ends(crashed: Path) -> None:
 def test_nothing_is_stated_from_a_ledger_that_was_changed(tmp_path: Path) -> None:
     class Spoil(Silent):
         def show(self, progress: Progress) -> None:
-            path = tmp_path / "run" / files.LEDGER
+            path = tmp_path / "run" / run_folder.LEDGER
             if progress.step == 9:
                 path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
 
     with pytest.raises(UserError, match="ledger"):
         train(ten_steps(), out=tmp_path / "run", device="cpu", reporter=Spoil())
-    assert not (tmp_path / "run" / files.STATEMENT).exists()
+    assert not (tmp_path / "run" / run_folder.STATEMENT).exists()

@@ -13,7 +13,7 @@ import pytest
 from sfumato.privacy import chapters, ledger
 from sfumato.privacy.guarantee import Guarantee
 from sfumato.report.runs import gather
-from sfumato.training import files
+from sfumato.training import run_folder
 from sfumato.training.classifier import TENSORS, read_weights
 from tiny_run import TINY, train_run
 
@@ -24,17 +24,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stated(folder: Path) -> Guarantee:
-    return Guarantee.from_dict(json.loads((folder / files.GUARANTEE).read_text()))
+    return Guarantee.from_dict(json.loads((folder / run_folder.GUARANTEE).read_text()))
 
 
 def test_a_run_writes_its_guarantee(trained: Path) -> None:
     g = stated(trained)
-    header, steps = ledger.read(trained / files.LEDGER)
+    header, steps = ledger.read(trained / run_folder.LEDGER)
     assert g.examples == header["examples"] and g.rate == header["rate"]
     assert g.counted == len(steps) == g.taken == g.planned == 4
     assert g.budget == 3.0 and g.spent <= 3.0 and not g.seeded and g.checked_at_end
-    assert (trained / files.STATEMENT).read_text() == chapters.statement(g)
-    content, _ = read_weights(trained / files.WEIGHTS)
+    assert (trained / run_folder.STATEMENT).read_text() == chapters.statement(g)
+    content, _ = read_weights(trained / run_folder.WEIGHTS)
     assert content["guarantee"] == json.loads(json.dumps(g.summary()))
     assert content[TENSORS] == g.digests["weights"]
     (run,) = gather([trained])
@@ -45,7 +45,7 @@ def test_a_script_without_sfumato_comes_to_the_same_epsilon(trained: Path) -> No
     """The script is that of the documentation."""
     text = (Path(__file__).parents[2] / "docs" / "guarantee.md").read_text(encoding="utf-8")
     code = text.split("```python\n")[1].split("```")[0]
-    path = f'"{trained / files.GUARANTEE}"'
+    path = f'"{trained / run_folder.GUARANTEE}"'
     shown: list[float] = []
     names = {"print": lambda *values: shown.extend(values)}
     exec(code.replace('"runs/digits-001/guarantee.json"', path), names)
@@ -56,7 +56,7 @@ def test_a_run_without_privacy_writes_one_that_says_so(tmp_path: Path) -> None:
     folder = train_run(tmp_path / "r", {"privacy.enabled": False})
     g = stated(folder)
     assert not g.private and not g.epsilon
-    assert (folder / files.STATEMENT).read_text() == chapters.statement(g)
+    assert (folder / run_folder.STATEMENT).read_text() == chapters.statement(g)
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -117,9 +117,9 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("words", CHANGES)
 def test_a_changed_guarantee_is_found(trained: Path, tmp_path: Path, words: str) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
-    content = json.loads((folder / files.GUARANTEE).read_text())
+    content = json.loads((folder / run_folder.GUARANTEE).read_text())
     CHANGES[words](content)
-    (folder / files.GUARANTEE).write_text(json.dumps(content))
+    (folder / run_folder.GUARANTEE).write_text(json.dumps(content))
     (run,) = gather([folder])
     assert run.guarantee is None
     assert any(words in problem for problem in run.problems), run.problems
@@ -127,6 +127,6 @@ def test_a_changed_guarantee_is_found(trained: Path, tmp_path: Path, words: str)
 
 def test_a_guarantee_that_was_removed_is_missed(trained: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
-    (folder / files.GUARANTEE).unlink()
+    (folder / run_folder.GUARANTEE).unlink()
     (run,) = gather([folder])
     assert run.guarantee is None and "it was removed" in run.problems[0]

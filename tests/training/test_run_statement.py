@@ -8,10 +8,10 @@ import pytest
 from short_runs import halves, recipe
 
 from sfumato.settings import Data
-from sfumato.training import files
+from sfumato.training import run_folder
+from sfumato.training.pipeline import train
 from sfumato.training.recipe_data import split_in_words
 from sfumato.training.reporter import Silent
-from sfumato.training.run import train
 
 
 class Ear(Silent):
@@ -32,7 +32,7 @@ def test_a_large_delta_is_warned_of_on_the_screen_and_in_the_statement(
     ear = Ear()
     chosen = recipe(tmp_path, "scans", {"privacy.delta": delta})
     train(chosen, out=tmp_path / "r", device="cpu", reporter=ear)
-    said = (tmp_path / "r" / files.STATEMENT).read_text()
+    said = (tmp_path / "r" / run_folder.STATEMENT).read_text()
     assert any("δ is large for" in message for message in ear.heard) == warned
     assert ("δ is large for" in said) == warned
     assert split_in_words(chosen.data) in said
@@ -52,7 +52,7 @@ def test_learning_rates_that_follow_validation_are_not_called_covered(
     halves(tmp_path)
     changes = {"optimizer.schedule": schedule, "data.validation": 0.2}
     train(recipe(tmp_path, "scans", changes), out=tmp_path / "r", device="cpu")
-    said = " ".join((tmp_path / "r" / files.STATEMENT).read_text().split())
+    said = " ".join((tmp_path / "r" / run_folder.STATEMENT).read_text().split())
     covered = said.split("only use released gradients: ")[1].split(".")[0]
     assert "the optimizer" in covered
     assert ("learning rates" in covered) == (schedule == "constant")

@@ -8,7 +8,7 @@ import torch
 
 from sfumato import recipes
 from sfumato.training import snapshots
-from sfumato.training.run import train
+from sfumato.training.pipeline import train
 
 
 def test_a_run_keeps_the_snapshots_it_is_asked_for(tmp_path: Path) -> None:

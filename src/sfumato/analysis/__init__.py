@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sfumato._lazy import lazy
 
 if TYPE_CHECKING:
-    from sfumato.analysis.activations import Activations, Distribution, activations_of
+    from sfumato.analysis.activation_statistics import Activations, Distribution, activations_of
     from sfumato.analysis.calibration import (
         Calibration,
         Scores,
@@ -94,7 +94,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "activations": ("Activations", "Distribution", "activations_of"),
+        "activation_statistics": ("Activations", "Distribution", "activations_of"),
         "calibration": (
             "Calibration", "Scores", "adaptive_reliability", "calibrate", "fit_temperature",
             "scores", "softmax",

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.analysis.activations import Activations, activations_of
+from sfumato.analysis.activation_statistics import Activations, activations_of
 from sfumato.analysis.calibration import Calibration, calibrate
 from sfumato.analysis.classification import Array
 from sfumato.analysis.cost import Cost, cost_of

@@ -20,7 +20,7 @@ from sfumato.privacy.clipping import ClippingRule, Unclipped
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.run import Run
-from sfumato.training import classifier, files, setup, snapshots
+from sfumato.training import classifier, run_folder, setup, snapshots
 
 
 def part_of(run: Run, name: str | None) -> tuple[str, ImageSet]:
@@ -77,7 +77,7 @@ def mechanism(run: Run, step: int | None) -> tuple[ClippingRule, float, float]:
     A rule that adapts is given the C that metrics.jsonl logged last before.
     """
     p, t = run.recipe.privacy, run.recipe.training
-    path = run.folder / files.LEDGER
+    path = run.folder / run_folder.LEDGER
     needs = ("examples", "rate", "sigma", "steps")
     header, events = ledger.read(path, needs=needs) if path.is_file() else ({}, [])
     examples = int(header.get("examples", len(run.dataset.train)))

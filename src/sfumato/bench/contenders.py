@@ -38,7 +38,7 @@ def real_loop(case: Case, device: torch.device) -> tuple[Loop, Callable[[], None
     """A `Loop` over generated images in a temporary run folder, and its clean-up function."""
     from sfumato.privacy.ledger import Ledger
     from sfumato.privacy.numerics.randomness import Randomness
-    from sfumato.training import files
+    from sfumato.training import run_folder
     from sfumato.training.loop import Loop
     from sfumato.training.metrics import Metrics
     from sfumato.training.reporter import Silent
@@ -51,8 +51,8 @@ def real_loop(case: Case, device: torch.device) -> tuple[Loop, Callable[[], None
     model = setup.build_model(recipe, dataset, randomness)
     folder = tempfile.TemporaryDirectory(prefix="sfumato-bench-")
     path = Path(folder.name)
-    (path / files.CHECKPOINTS).mkdir()
-    ledger = Ledger.create(path / files.LEDGER, {"recipe": recipe.to_dict()})
+    (path / run_folder.CHECKPOINTS).mkdir()
+    ledger = Ledger.create(path / run_folder.LEDGER, {"recipe": recipe.to_dict()})
 
     def close() -> None:
         ledger.close()
@@ -61,7 +61,7 @@ def real_loop(case: Case, device: torch.device) -> tuple[Loop, Callable[[], None
     try:
         loop = Loop(
             recipe, plan, dataset, model, device, randomness, ledger,
-            Metrics(path / files.METRICS), path, case.at_once, Silent(),
+            Metrics(path / run_folder.METRICS), path, case.at_once, Silent(),
         )  # fmt: skip
     except BaseException:
         close()

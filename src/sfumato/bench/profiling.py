@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from sfumato.bench.cases import Case, image_of
 from sfumato.bench.contenders import prepare
 from sfumato.bench.feed import build_model
-from sfumato.bench.measure import clean, wait
 from sfumato.bench.table import duration, markdown
+from sfumato.bench.timing import clean, wait
 
 PEAKS = {
     "H200": (989e12, 494e12, 4.8e12),

@@ -185,7 +185,7 @@ def _measure(
     resume: bool,
     picture: Path | None,
 ) -> None:
-    from sfumato.bench.run import run
+    from sfumato.bench.recording import run
 
     try:
         record = run(
@@ -248,7 +248,7 @@ def _profile(case: Case, where: torch.device, out: Path | None) -> None:
     from rich.table import Table
 
     from sfumato.bench import profiling
-    from sfumato.bench.run import profile
+    from sfumato.bench.recording import profile
 
     _, found = profile(case, device=where, out=out)
     table = Table(box=None, pad_edge=False)

@@ -92,8 +92,8 @@ def _dataset(
     """The data asked for, as the model takes it; the run's own exactly as it was in training."""
     from sfumato import recipes
     from sfumato.recipe import Recipe
-    from sfumato.training.files import RECIPE
     from sfumato.training.recipe_data import images_of
+    from sfumato.training.run_folder import RECIPE
 
     stated = run.is_dir() and (run / RECIPE).is_file()
     if data is None and not stated:
@@ -204,7 +204,7 @@ def _write(
 ) -> tuple[Path, Path]:
     """Write the numbers and the picture under the first number that is free for both."""
     from sfumato.io.atomic import write_whole
-    from sfumato.report import evaluation as picture
+    from sfumato.report import evaluation_picture as picture
 
     try:
         table, image = _claim(folder)

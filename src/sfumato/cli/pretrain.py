@@ -12,7 +12,7 @@ from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
-from sfumato.training import files
+from sfumato.training import run_folder
 
 if TYPE_CHECKING:
     from sfumato.run import Run
@@ -89,7 +89,7 @@ def pretrain(
     chosen = chosen.replace({"name": f"pretrain-{Path(chosen.data.name).stem}"})
 
     if out is not None:
-        files.check_free(out)
+        run_folder.check_free(out)
     trusted = named_code(trust_code, changes)
 
     with loading():

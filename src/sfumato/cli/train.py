@@ -16,7 +16,7 @@ from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
-from sfumato.training import files
+from sfumato.training import run_folder
 
 if TYPE_CHECKING:
     from sfumato.run import Run
@@ -120,7 +120,7 @@ def train(
     if resume is None:
         chosen = choose(recipe, data, changes, options=typed(given))
     if out is not None:
-        files.check_free(out)
+        run_folder.check_free(out)
     trusted = named_code(trust_code, changes)
 
     with loading():
@@ -185,7 +185,7 @@ def watch(
 @contextmanager
 def _interruptible(name: str, out: Path | None, resumed: Path | None, again: str) -> Iterator[None]:
     """Say what is left when Ctrl-C comes before the first step, or a second time."""
-    from sfumato.training.files import begun
+    from sfumato.training.run_folder import begun
 
     before = begun(name, out)
     try:

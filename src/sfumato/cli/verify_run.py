@@ -14,7 +14,7 @@ from sfumato.privacy.statement import upwards
 from sfumato.report.privacy import steps
 from sfumato.report.runs import gather
 from sfumato.run import Run
-from sfumato.training.files import GUARANTEE
+from sfumato.training.run_folder import GUARANTEE
 
 _UNSIGNED = (
     "Consistent does not mean genuine: whoever can write to the folder can write a consistent "
@@ -86,7 +86,7 @@ def _signature(folder: Path, key: Path, problems: list[str]) -> str:
 
 def _weights(folder: Path, problems: bool) -> str:
     from sfumato.training.classifier import STATEMENT, TENSORS, read_weights
-    from sfumato.training.files import WEIGHTS
+    from sfumato.training.run_folder import WEIGHTS
 
     if not (folder / WEIGHTS).is_file():
         return "not written yet"

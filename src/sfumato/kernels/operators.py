@@ -169,9 +169,10 @@ def _over_rows(operator: Any) -> None:
     def run(*arguments: Any) -> Any:
         if find_spec("triton") is None:
             return getattr(definitions, name)(*arguments)
-        from sfumato.kernels import rows
 
-        return getattr(rows, name)(*arguments)
+        from sfumato.kernels import row_kernels
+
+        return getattr(row_kernels, name)(*arguments)
 
     operator.register_kernel("cuda")(run)
 

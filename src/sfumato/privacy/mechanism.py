@@ -39,10 +39,10 @@ class PrivateGradients:
 
     Args:
         model: The model whose trainable parameters receive `.grad`.
-        sampler: Where the batches come from; its rate and expected batch are used, never retyped.
+        sampler: Source of the draws; its rate and expected batch are used.
         clipping: The clipping rule; its sensitivity scales the noise.
-        noise: The noise multiplier of a whole release. The gradients get all of it, unless the rule
-            has something of its own to release, when they get a little more noise each.
+        noise: The noise multiplier of a whole release. Gradients get all of it, or a little more if
+            the rule has something of its own to release.
         loss: From outputs and targets to one loss per row.
         views: Rows per example, averaged before clipping.
         check: Check the model against the slow reference before the first batch, and now and then
@@ -132,14 +132,13 @@ class PrivateGradients:
         sigma = noise_multiplier_for(
             epsilon=epsilon, delta=delta, q=sampler.rate, steps=steps, accountant=accountant
         )
-        rule = Flat(1.0) if clipping is None else clipping
-        return cls(model, sampler=sampler, clipping=rule, noise=GaussianNoise(sigma), **more)
+        more |= {"clipping": clipping or Flat(1.0), "noise": GaussianNoise(sigma)}
+        return cls(model, sampler=sampler, **more)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and files, without the key, sums and examples.
 
-        A copy starts an empty sum, with a key of its own unless there is a seed: two releases with
-        one noise would give their difference away.
+        A copy has a key of its own unless there is a seed: equal noise would cancel between two.
         """
         state = self.__dict__ | {"_sums": None, "_observed": None, "_summed_with": None}
         state |= {"_statistics": BatchStatistics(), "_draw": DrawCount(), "spot_check": SpotCheck()}
@@ -166,7 +165,7 @@ class PrivateGradients:
 
     @property
     def history(self) -> list[Step]:
-        """Everything released so far, each release as it was, equal ones counted together."""
+        """Everything released so far, equal releases counted together."""
         return list(merge(self._history))
 
     @history.setter
@@ -368,7 +367,7 @@ class PrivateGradients:
         return statistics
 
     def discard(self) -> None:
-        """Forget what has been accumulated since the last release."""
+        """Drop everything accumulated since the last release."""
         self._sums, self._observed, self._statistics = None, None, BatchStatistics()
         self._summed_with, self._draw = None, DrawCount()
 

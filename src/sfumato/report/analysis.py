@@ -204,7 +204,7 @@ def _histogram(axes: Axes, name: str, d: Any) -> None:
 
 
 def _norms(axes: Axes, found: Sequence[Analysis]) -> None:
-    from sfumato.analysis.activations import first_activation
+    from sfumato.analysis.activation_statistics import first_activation
 
     for index, one in enumerate(found):
         points = [(step, first_activation(a)) for step, a in one.course["activations"]]

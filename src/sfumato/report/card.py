@@ -22,7 +22,7 @@ from sfumato.report.measure import Measured, disagreement
 from sfumato.run import Run
 from sfumato.text import percent, printable, quoted_markdown
 from sfumato.text import plain_markdown as _plain
-from sfumato.training.files import WEIGHTS
+from sfumato.training.run_folder import WEIGHTS
 
 _TAGS = ("image-classification", "differential-privacy", "dp-sgd", "pytorch", "sfumato")
 

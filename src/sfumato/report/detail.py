@@ -10,7 +10,7 @@ from sfumato.privacy.guarantee import Guarantee
 from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe, flat
 from sfumato.report import privacy as told
-from sfumato.report import results
+from sfumato.report import result_charts
 from sfumato.report.markup import Child, Safe, details, element, inline, join, markdown, table
 from sfumato.report.measure import Measured, disagreement
 from sfumato.run import Run
@@ -68,8 +68,8 @@ def test_results(run: Run, measured: Measured, key: str) -> tuple[Safe, dict[str
     e = measured.evaluation
     if e is None:
         return element("p", {"class": "note"}, measured.missing), {}
-    matrix, matrix_data = results.confusion(e, f"{key}-confusion")
-    sure, sure_data = results.reliability(e, f"{key}-reliability")
+    matrix, matrix_data = result_charts.confusion(e, f"{key}-confusion")
+    sure, sure_data = result_charts.reliability(e, f"{key}-reliability")
     note = None
     if words := disagreement(run, measured):
         note = element("ul", {"class": "cautions"}, element("li", None, words))

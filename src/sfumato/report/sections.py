@@ -7,7 +7,7 @@ from typing import Any
 
 from sfumato.charts import svg
 from sfumato.privacy.statement import upwards
-from sfumato.report import learning, pareto
+from sfumato.report import learning, privacy_front
 from sfumato.report.markup import Child, Safe, details, element, inline, join, table
 from sfumato.report.measure import Measured, disagreement
 from sfumato.report.runs import tasks, together
@@ -212,12 +212,12 @@ def front(runs: Sequence[Run], measured: Sequence[Measured]) -> tuple[Safe, dict
     parts: list[Child] = []
     data: dict[str, Any] = {}
     for number, group in enumerate(groups):
-        found = pareto.points([(places[id(run)], run) for run in group], tested)
+        found = privacy_front.points([(places[id(run)], run) for run in group], tested)
         if not found:
             continue
         bare = [r.accuracy for r in group if not r.private and r.accuracy is not None]
         key = f"front-{number}"
-        chart, data[key] = pareto.chart(found, key=key, baseline=max(bare, default=None))
+        chart, data[key] = privacy_front.chart(found, key=key, baseline=max(bare, default=None))
         rows = [
             [p.name, upwards(p.epsilon, places=4), percent(p.accuracy, 2),
              f"dominated by {p.dominated}" if p.dominated else "on the front"]

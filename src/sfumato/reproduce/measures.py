@@ -53,7 +53,7 @@ def measure(
 
 def activation_norm(run: Run) -> dict[str, float]:
     """Mean l2 norm of the first layer's activations (Papernot et al., 2019, figure 3)."""
-    from sfumato.analysis.activations import activations_of, first_activation
+    from sfumato.analysis.activation_statistics import activations_of, first_activation
     from sfumato.analysis.run_access import draw_images
 
     x, _ = draw_images(run, run.dataset.test, _IMAGES)

@@ -20,10 +20,10 @@ from sfumato.reproduce import results_file
 from sfumato.reproduce.harvest import harvest
 from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row, Setting
-from sfumato.training import files
+from sfumato.training import run_folder
 from sfumato.training.loop import Stopped
+from sfumato.training.pipeline import resume, train
 from sfumato.training.reporter import Progress, Reporter, Silent
-from sfumato.training.run import resume, train
 
 Watch = Callable[[], AbstractContextManager[Reporter]]
 
@@ -216,7 +216,7 @@ class Runner:
     ) -> Path:
         folder, entries = self.folder(job), results_file.read(self.results)
         known = {entry.seed for entry in results_file.of_row(entries, job.row, job.setting)}
-        if files.finished(folder) and job.seed in known:
+        if run_folder.finished(folder) and job.seed in known:
             return folder
         self.say(f"{place}{job}")
         source = None
@@ -224,7 +224,7 @@ class Runner:
             seed = 0 if job.row.one_start else job.seed
             source = self._complete(Job(start, "published", seed), outcome, after)
         recipe = self.recipe(job, source)
-        if not files.finished(folder):
+        if not run_folder.finished(folder):
             if self.clock.over:
                 raise _OutOfTime
             self._train(folder, recipe)
@@ -261,7 +261,7 @@ class Runner:
     def _train(self, folder: Path, recipe: Recipe) -> None:
         with self.watch() as watching:
             reporter = _Timed(watching, self.clock)
-            if (folder / files.LEDGER).is_file():
+            if (folder / run_folder.LEDGER).is_file():
                 resume(folder, root=self.root, device=self.device, reporter=reporter)
             else:
                 train(recipe, out=folder, root=self.root, device=self.device, reporter=reporter)

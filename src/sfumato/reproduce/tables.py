@@ -90,7 +90,7 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
         only: The one paper whose page is written anew, with the index and the pages that mention
             its rows; all if None.
     """
-    from sfumato.reproduce import figures, pareto, readme
+    from sfumato.reproduce import cifar10_front, figures, readme
 
     entries = results_file.read(results)
     check_own(out)
@@ -111,7 +111,7 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
         pictures = figures.draw(paper.key, entries, out)
         write_whole(page, _page(paper, entries, pictures).encode())
         written += [page, *(out / picture.file for picture in pictures)]
-    front = pareto.draw(entries, out / "pareto-cifar10.png")
+    front = cifar10_front.draw(entries, out / "pareto-cifar10.png")
     write_whole(index, _index(entries, front.name).encode())
     written += readme.update(out.parent.parent / "README.md", entries)
     return [*written, front, index]

@@ -29,7 +29,7 @@ from sfumato.errors import CodeError, UserError
 from sfumato.io import json_lines
 from sfumato.io.atomic import write_whole
 from sfumato.memory import BatchSize
-from sfumato.training.files import WEIGHTS, trust
+from sfumato.training.run_folder import WEIGHTS, trust
 
 FORMAT = "sfumato-1"
 TENSORS = "tensors"

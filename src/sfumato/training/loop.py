@@ -37,11 +37,11 @@ from sfumato.training import (
 )
 from sfumato.training.averaging import Average
 from sfumato.training.evaluation import evaluate, evaluate_rows
-from sfumato.training.files import CHECKPOINTS, without_clock
 from sfumato.training.initial.frozen_features import frozen_features
 from sfumato.training.interrupt import StopRequest
 from sfumato.training.metrics import MANY, Metrics, coarse
 from sfumato.training.reporter import Progress, Reporter
+from sfumato.training.run_folder import CHECKPOINTS, without_clock
 from sfumato.training.setup import Plan
 
 _CHECKPOINT_SECONDS = 20.0

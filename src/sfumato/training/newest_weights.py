@@ -12,7 +12,7 @@ from sfumato.data import Dataset
 from sfumato.errors import CodeError, UserError
 from sfumato.models import Trust
 from sfumato.recipe import Recipe
-from sfumato.training import checkpoint, classifier, files, snapshots
+from sfumato.training import checkpoint, classifier, run_folder, snapshots
 from sfumato.training.classifier import Classifier, Description
 
 
@@ -30,7 +30,7 @@ def final(
     Raises:
         CodeError: If the weights name a model whose code is not trusted.
     """
-    if (folder / files.WEIGHTS).is_file():
+    if (folder / run_folder.WEIGHTS).is_file():
         try:
             return classifier.load(folder, device=device, trust_code=trust_code)
         except CodeError:
@@ -55,7 +55,7 @@ def newest(
     Raises:
         UserError: If there is neither a checkpoint nor a snapshot that can be read.
     """
-    state, damaged = checkpoint.latest(folder / files.CHECKPOINTS)
+    state, damaged = checkpoint.latest(folder / run_folder.CHECKPOINTS)
     notes += [f"Checkpoint {path} is damaged and was passed over." for path in damaged]
     kept = snapshots.read(folder)
     if state is not None and (not kept or kept[-1][0] <= state.step):
@@ -65,8 +65,8 @@ def newest(
         tensors, step, what = snapshots.tensors(kept[-1][1]), kept[-1][0], "snapshot"
     else:
         raise UserError(
-            f"{folder} has no weights yet: neither {files.WEIGHTS} nor a checkpoint or snapshot "
-            "that can be read."
+            f"{folder} has no weights yet: neither {run_folder.WEIGHTS} nor a checkpoint or "
+            "snapshot that can be read."
         )
     m, d = recipe.model, dataset
     network = models.create_trusted(

@@ -17,7 +17,7 @@ from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.settings import Data
 from sfumato.text import GIVEN
-from sfumato.training import files
+from sfumato.training import run_folder
 from sfumato.training.initial.start import Origin
 
 
@@ -135,7 +135,7 @@ def changed(folder: Path, recipe: Recipe, header: Mapping[str, Any], dataset: Da
     if "examples" not in header:
         return []
     same = int(header["examples"]) == len(dataset.train)
-    seed, key = recipe.training.seed, folder / files.KEY
+    seed, key = recipe.training.seed, folder / run_folder.KEY
     if same and (seed is not None or key.is_file()):
         own = key.read_bytes() if seed is None else Origin.of(header).seeded_randomness(seed).key
         same = data_tag(own, dataset) == header.get("data")

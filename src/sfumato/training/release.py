@@ -15,7 +15,7 @@ from sfumato.io.atomic import write_whole
 from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.guarantee import Guarantee
-from sfumato.training import files
+from sfumato.training import run_folder
 from sfumato.training.classifier import Description, save_weights, weights_digest
 from sfumato.training.initial import parameters
 from sfumato.training.loop import Loop
@@ -66,7 +66,7 @@ def release(loop: Loop) -> Path:
     loop.metrics.add(final)
     curves.draw(
         loop.metrics.records,
-        folder / files.CURVES,
+        folder / run_folder.CURVES,
         title=f"{recipe.model.name} on {recipe.data.name}",
         budget=p.epsilon if p.enabled else None,
     )
@@ -77,15 +77,15 @@ def release(loop: Loop) -> Path:
     )  # fmt: skip
     text = chapters.statement(guarantee)
     with _averaged(loop):
-        save_weights(folder / files.WEIGHTS, loop.model, description, statement=text)
+        save_weights(folder / run_folder.WEIGHTS, loop.model, description, statement=text)
     content = json.dumps(guarantee.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / files.GUARANTEE, f"{content}\n".encode())
-    write_whole(folder / files.STATEMENT, text.encode())
+    write_whole(folder / run_folder.GUARANTEE, f"{content}\n".encode())
+    write_whole(folder / run_folder.STATEMENT, text.encode())
     ledger.close()
-    (folder / files.KEY).unlink(missing_ok=True)
+    (folder / run_folder.KEY).unlink(missing_ok=True)
     if not recipe.exact_metrics:
         for path in (*folder.iterdir(), folder):
-            files.without_clock(path, folder)
+            run_folder.without_clock(path, folder)
     if loop.not_finite:
         loop.reporter.say(
             f"{loop.not_finite} times an example was left out of a step because its gradient was "

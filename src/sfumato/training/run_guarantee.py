@@ -23,7 +23,7 @@ from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
-from sfumato.training import files, schedules
+from sfumato.training import run_folder, schedules
 from sfumato.training.classifier import STATEMENT, TENSORS, read_weights, statement_digest
 from sfumato.training.initial.start import Origin, known_as
 from sfumato.training.recipe_data import split_in_words
@@ -144,7 +144,7 @@ def _read(folder: Path, header: Mapping[str, Any], *, finished: bool) -> Guarant
     Raises:
         UserError: If it cannot be read, or is missing.
     """
-    path = folder / files.GUARANTEE
+    path = folder / run_folder.GUARANTEE
     if path.is_file():
         try:
             content = json_lines.parse(path.read_bytes())
@@ -152,9 +152,10 @@ def _read(folder: Path, header: Mapping[str, Any], *, finished: bool) -> Guarant
             raise UserError(f"{path} cannot be read: {error}.") from None
         return Guarantee.from_dict(content, where=str(path))
     version = header.get("version")
-    if finished and type(version) is int and version >= files.VERSION:
+    if finished and type(version) is int and version >= run_folder.VERSION:
         raise UserError(
-            f"{folder} holds no {files.GUARANTEE}, which runs of this version have: it was removed."
+            f"{folder} holds no {run_folder.GUARANTEE}, which runs of this version have: it was "
+            "removed."
         )
     return None
 
@@ -183,9 +184,9 @@ def judged(
     problems: list[str] = []
     weights: Mapping[str, Any] = {}
     stated = None
-    there = (folder / files.WEIGHTS).is_file()
+    there = (folder / run_folder.WEIGHTS).is_file()
     try:
-        weights = read_weights(folder / files.WEIGHTS)[0] if there else {}
+        weights = read_weights(folder / run_folder.WEIGHTS)[0] if there else {}
     except UserError as error:
         problems.append(f"{error} No guarantee is stated.")
     try:
@@ -229,7 +230,7 @@ def _differences(
     """
     if not follows.private:
         claimed = stated is not None and stated.private
-        return [f"{files.GUARANTEE} states that it is private"] if claimed else []
+        return [f"{run_folder.GUARANTEE} states that it is private"] if claimed else []
     found = [] if stated is None else _of_file(stated, follows, weights)
     if weights:
         found += _of_weights(weights, follows)
@@ -241,13 +242,13 @@ def _differences(
 def _of_file(stated: Guarantee, follows: Guarantee, weights: Mapping[str, Any]) -> list[str]:
     skipped = _NOT_IN_LEDGER if _one_version(stated, follows) else (*_NOT_IN_LEDGER, *_SENTENCES)
     wanted = {k: v for k, v in follows.to_dict().items() if k not in skipped}
-    found = _contradictions(f"{files.GUARANTEE} states", stated.to_dict(), wanted)
+    found = _contradictions(f"{run_folder.GUARANTEE} states", stated.to_dict(), wanted)
     if not stated.start.startswith(follows.start):
-        found.append(f"{files.GUARANTEE} states another start than the ledger")
+        found.append(f"{run_folder.GUARANTEE} states another start than the ledger")
     digests = {**follows.digests, **({"weights": weights.get(TENSORS)} if weights else {})}
     for name, digest in digests.items():
         if stated.digests.get(name) != digest:
-            found.append(f"the digest of the {name} in {files.GUARANTEE} is another")
+            found.append(f"the digest of the {name} in {run_folder.GUARANTEE} is another")
     return found
 
 
@@ -271,7 +272,7 @@ def _of_statement(
         found.append("the statement is not the text that the weights hold the digest of")
     if stated is not None and _one_version(stated, follows):
         if text != chapters.statement(stated):
-            found.append(f"the statement is not the text that follows from {files.GUARANTEE}")
+            found.append(f"the statement is not the text that follows from {run_folder.GUARANTEE}")
         return found
     # Accountants of other versions may differ in the last digits, but by no more than `_AGREE`.
     described = weights.get("guarantee") if stated is None else stated.to_dict()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import UserError
 from sfumato.io import json_lines, new_file
-from sfumato.training import files
+from sfumato.training import run_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     )
 
 SIGNATURE = "signature.json"
-COVERED = (files.LEDGER, files.STATEMENT, files.GUARANTEE, files.RECIPE, files.WEIGHTS)
+COVERED = (
+    run_folder.LEDGER,
+    run_folder.STATEMENT,
+    run_folder.GUARANTEE,
+    run_folder.RECIPE,
+    run_folder.WEIGHTS,
+)
 """The files that a signature covers; runs of older versions hold no guarantee.json."""
 
 _PURPOSE = "sfumato run signature, version 1"
@@ -126,8 +132,8 @@ def check(folder: Path, key: Path) -> None:
 
 
 def _covered(folder: Path) -> tuple[str, ...]:
-    there = (folder / files.GUARANTEE).is_file()
-    return COVERED if there else tuple(name for name in COVERED if name != files.GUARANTEE)
+    there = (folder / run_folder.GUARANTEE).is_file()
+    return COVERED if there else tuple(name for name in COVERED if name != run_folder.GUARANTEE)
 
 
 def _message(digests: dict[str, str]) -> bytes:
@@ -146,7 +152,7 @@ def _read(path: Path) -> tuple[dict[str, str], bytes]:
     try:
         content: Any = json_lines.parse(path.read_bytes())
         digests, text = content["sha256"], content["signature"]
-        if {*digests, files.GUARANTEE} != set(COVERED) or not all(
+        if {*digests, run_folder.GUARANTEE} != set(COVERED) or not all(
             isinstance(d, str) for d in digests.values()
         ):
             raise ValueError(f"it is not about {', '.join(COVERED)}")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
-from sfumato.training.files import without_clock
+from sfumato.training.run_folder import without_clock
 
 SNAPSHOTS = "snapshots"
 _NAME = re.compile(r"step-(\d{7,})\.safetensors")

@@ -21,12 +21,12 @@ from sfumato.io.atomic import write_whole
 from sfumato.io.locks import InUse, alone
 from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon
 from sfumato.recipe import Recipe, differences
-from sfumato.training import files, metrics, setup
+from sfumato.training import metrics, run_folder, setup
 from sfumato.training.initial import prior, start
+from sfumato.training.pipeline import resume, train
 from sfumato.training.proposals import Choice, Range, Trial, corners, proposals
 from sfumato.training.recipe_data import dataset_of
 from sfumato.training.reporter import Reporter, Silent
-from sfumato.training.run import resume, train
 from sfumato.training.trouble import Diverged
 
 TRIALS = "trials.jsonl"
@@ -190,10 +190,10 @@ def _in_words(values: Sequence[Any]) -> str:
 def _opened(out: Path, base: Recipe, cheaper: int) -> list[Trial]:
     """Trials in the folder, which must be of the same recipe; a new folder is made."""
     asked = {"recipe": base.to_dict(), "cheaper": cheaper}
-    files.refuse_links(out)
+    run_folder.refuse_links(out)
     with alone(out, wait=True):
         if not (out / ASKED).is_file():
-            files.check_free(out)
+            run_folder.check_free(out)
             out.mkdir(parents=True, exist_ok=True)
             write_whole(out / ASKED, json.dumps(asked, indent=1).encode())
     try:
@@ -242,9 +242,9 @@ def _run(
 ) -> Trial:
     """Run one trial, or resume it."""
     try:
-        if not files.finished(where):
+        if not run_folder.finished(where):
             with watch() as reporter:
-                if (where / files.LEDGER).is_file():
+                if (where / run_folder.LEDGER).is_file():
                     resume(
                         where, root=root, device=device, reporter=reporter, trust_code=trust_code
                     )
@@ -254,12 +254,12 @@ def _run(
                         trust_code=trust_code,
                     )  # fmt: skip
     except Diverged as reason:
-        (where / files.KEY).unlink(missing_ok=True)
+        (where / run_folder.KEY).unlink(missing_ok=True)
         note = "It diverged: the loss or the weights grew beyond all bounds."
         if recipe.exact_metrics:
             note = " ".join(str(reason).split())
         return Trial(settings, 0.0, None, 0.0, where.name, note)
-    records = metrics.read(where / files.METRICS)
+    records = metrics.read(where / run_folder.METRICS)
     final = next(record for record in reversed(records) if record.get("final"))
     accuracy, spent = final["validation_accuracy"], final.get("epsilon")
     return Trial(settings, accuracy, spent, final.get("seconds"), where.name)

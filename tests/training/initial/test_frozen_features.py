@@ -21,11 +21,11 @@ from sfumato.errors import UserError
 from sfumato.training import loop
 from sfumato.training.classifier import load
 from sfumato.training.evaluation import evaluate, evaluate_rows
-from sfumato.training.files import METRICS
 from sfumato.training.initial.frozen_features import Features, frozen_features, trained_end
 from sfumato.training.metrics import read
+from sfumato.training.pipeline import train
 from sfumato.training.recipe_data import dataset_of
-from sfumato.training.run import train
+from sfumato.training.run_folder import METRICS
 
 PLAIN = Views(augment=Augment())
 

@@ -14,12 +14,12 @@ from sfumato.errors import UserError
 from sfumato.privacy.ledger import read
 from sfumato.recipe import Recipe
 from sfumato.recipes import find
-from sfumato.training import files
+from sfumato.training import run_folder
 from sfumato.training.classifier import load
 from sfumato.training.initial import start
 from sfumato.training.loop import Stopped
+from sfumato.training.pipeline import resume, train
 from sfumato.training.reporter import Progress, Silent
-from sfumato.training.run import resume, train
 
 
 class Listening(Silent):
@@ -64,7 +64,7 @@ def test_grey_images_are_trained_in_three_equal_channels(scans: Path, tmp_path: 
     watching = Listening()
     train(chosen(scans), out=tmp_path / "run", device="cpu", reporter=watching)
     assert any("three equal channels" in words for words in watching.said)
-    header, _ = read(tmp_path / "run" / files.LEDGER)
+    header, _ = read(tmp_path / "run" / run_folder.LEDGER)
     assert "16 of 18 parameters were taken from 'dead-leaves'" in header["start"]["words"]
     assert header["recipe"]["data"]["channels"] == 3
     described = load(tmp_path / "run").description
@@ -91,7 +91,7 @@ def test_an_interrupted_run_ends_where_it_would_have(scans: Path, tmp_path: Path
     with pytest.raises((Stopped, KeyboardInterrupt)):
         train(chosen(scans), out=cut, device="cpu", reporter=Listening(stop=True))
     resume(cut, device="cpu")
-    assert (cut / files.WEIGHTS).read_bytes() == (whole / files.WEIGHTS).read_bytes()
+    assert (cut / run_folder.WEIGHTS).read_bytes() == (whole / run_folder.WEIGHTS).read_bytes()
 
 
 def test_a_misspelt_start_is_guessed(scans: Path) -> None:

@@ -23,7 +23,7 @@ from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.recipes import find
 from sfumato.reproduce.row import Row
-from sfumato.training import files
+from sfumato.training import run_folder
 from sfumato.training.classifier import load
 from sfumato.training.initial import prior_loop
 from sfumato.training.initial.contrast import Projection, contrast
@@ -81,14 +81,20 @@ def test_a_run_leaves_what_every_run_leaves(tmp_path: Path) -> None:
     result = train(small(), out=tmp_path / "r", device="cpu")
     assert torch.equal(torch.get_rng_state(), before)
     names = {p.name for p in (tmp_path / "r").iterdir()}
-    wanted = {files.RECIPE, files.LEDGER, files.METRICS, files.WEIGHTS, files.STATEMENT}
-    assert wanted | {files.CURVES, files.CHECKPOINTS} == names
+    wanted = {
+        run_folder.RECIPE,
+        run_folder.LEDGER,
+        run_folder.METRICS,
+        run_folder.WEIGHTS,
+        run_folder.STATEMENT,
+    }
+    assert wanted | {run_folder.CURVES, run_folder.CHECKPOINTS} == names
     assert result.drawn and result.epsilon == {} and result.steps == 5
-    records = read(tmp_path / "r" / files.METRICS)
+    records = read(tmp_path / "r" / run_folder.METRICS)
     assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 5]
     assert records[-1]["test_accuracy"] == result.test_accuracy
     assert records[0]["lr"] == pytest.approx(0.25) and records[4]["lr"] < 0.2
-    assert "There is nothing to protect" in (tmp_path / "r" / files.STATEMENT).read_text()
+    assert "There is nothing to protect" in (tmp_path / "r" / run_folder.STATEMENT).read_text()
     described = load(tmp_path / "r").description
     assert (described.channels, described.size, described.mean) == (1, (8, 8), (0.5,))
     seen = [Exposure.from_dict(e) for e in described.guarantee["exposures"]]
@@ -115,11 +121,11 @@ def test_an_interrupted_run_ends_where_it_would_have(tmp_path: Path, average: fl
         train(recipe, out=tmp_path / "cut", device="cpu", reporter=StopAfterTwo())
     result = resume(tmp_path / "cut", device="cpu")
     assert result.steps == 5
-    one, two = (load_file(tmp_path / n / files.WEIGHTS) for n in ("whole", "cut"))
+    one, two = (load_file(tmp_path / n / run_folder.WEIGHTS) for n in ("whole", "cut"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     losses = [
-        [(r["step"], r["loss"]) for r in read(tmp_path / name / files.METRICS)[:-1]]
+        [(r["step"], r["loss"]) for r in read(tmp_path / name / run_folder.METRICS)[:-1]]
         for name in ("whole", "cut")
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 5
@@ -129,15 +135,15 @@ def test_a_network_learns_to_tell_images_apart(tmp_path: Path) -> None:
     larger = {"data.channels": 3, "data.size": 12, "model.options": {"filters": 16}}
     longer = {"training.steps": 200, "training.batch": 16, "training.log_every": 50}
     train(small(**larger, **longer), out=tmp_path / "r", device="cpu")
-    losses = [r["loss"] for r in read(tmp_path / "r" / files.METRICS)[:-1]]
+    losses = [r["loss"] for r in read(tmp_path / "r" / run_folder.METRICS)[:-1]]
     assert losses[-1] < losses[0] - 0.1
 
 
 def test_without_a_seed_runs_differ_and_leave_no_key(tmp_path: Path) -> None:
     for name in "ab":
         train(small(**{"training.seed": None}), out=tmp_path / name, device="cpu")
-        assert not (tmp_path / name / files.KEY).exists()
-    one, two = (load_file(tmp_path / name / files.WEIGHTS) for name in "ab")
+        assert not (tmp_path / name / run_folder.KEY).exists()
+    one, two = (load_file(tmp_path / name / run_folder.WEIGHTS) for name in "ab")
     assert any(not torch.equal(one[name], two[name]) for name in one)
 
 
@@ -150,7 +156,7 @@ def test_private_training_goes_on_from_it_and_spends_nothing_for_it(tmp_path: Pa
     result = train(recipe, out=tmp_path / "private", device="cpu")
     alone = train(recipe.replace({"start.source": ""}), out=tmp_path / "alone", device="cpu")
     assert result.epsilon == alone.epsilon
-    text = (tmp_path / "private" / files.STATEMENT).read_text()
+    text = (tmp_path / "private" / run_folder.STATEMENT).read_text()
     assert "images that a program drew at random" in text
     assert "'dead-leaves' was treated as public" not in text
     described = load(tmp_path / "private").description
@@ -206,7 +212,7 @@ def test_images_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatc
 
 def test_the_projection_is_not_released(tmp_path: Path) -> None:
     train(small(), out=tmp_path / "r", device="cpu")
-    released = load_file(tmp_path / "r" / files.WEIGHTS)
+    released = load_file(tmp_path / "r" / run_folder.WEIGHTS)
     assert {n for n in released if n.startswith("head")} and not any("proj" in n for n in released)
     assert Projection(7)[0].in_features == 7
 
@@ -218,7 +224,7 @@ def test_a_packaged_start_is_found_by_its_name(
     train(small(), out=tmp_path / "r", device="cpu")
     (tmp_path / "starts" / "dead-leaves").mkdir(parents=True)
     place = tmp_path / "starts" / "dead-leaves" / "tanh-cnn.safetensors"
-    shutil.copy(tmp_path / "r" / files.WEIGHTS, place)
+    shutil.copy(tmp_path / "r" / run_folder.WEIGHTS, place)
     monkeypatch.setattr(starts, "_ROOT", tmp_path / "starts")
     changes = {"model.options": {"filters": 4}, "training.steps": 2}
     recipe = find("digits").replace(changes | {"start.source": "dead-leaves"})
@@ -230,7 +236,7 @@ def test_a_packaged_start_is_found_by_its_name(
 
     train(recipe, out=tmp_path / "private", device="cpu", reporter=Listening())
     assert any("taken from 'dead-leaves' (tanh-cnn)" in words for words in said)
-    header, _ = read_ledger(tmp_path / "private" / files.LEDGER)
+    header, _ = read_ledger(tmp_path / "private" / run_folder.LEDGER)
     assert header["start"]["weights"] == starts.digest(place)
     with pytest.raises(UserError, match="packaged for tanh-cnn, not for 'resnet9'"):
         train(recipe.replace({"model.name": "resnet9", "model.options": {}}), device="cpu")
@@ -301,6 +307,6 @@ def test_a_run_goes_on_for_as_many_steps(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(prior_loop, "POOL", {"cpu": 60})
     with pytest.raises(Stopped):
         train(chosen, out=tmp_path / "r", device="cpu", reporter=StopAfterTwo())
-    asked = json.loads((tmp_path / "r" / files.LEDGER).read_text().splitlines()[0])["steps"]
+    asked = json.loads((tmp_path / "r" / run_folder.LEDGER).read_text().splitlines()[0])["steps"]
     monkeypatch.setattr(prior_loop, "POOL", {"cpu": 240})
     assert resume(tmp_path / "r", device="cpu").steps == asked

@@ -33,7 +33,7 @@ from sfumato.privacy.ledger import read
 from sfumato.privacy.numerics.randomness import Keystream, Randomness
 from sfumato.recipe import Recipe, loads
 from sfumato.settings import Start
-from sfumato.training import files, setup
+from sfumato.training import run_folder, setup
 from sfumato.training.classifier import Description, load, save_weights
 from sfumato.training.initial import parameters, start
 from sfumato.training.loop import Loop, Stopped
@@ -66,7 +66,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def history(folder: Path) -> list[Step]:
-    return list(accountants.merge(read(folder / files.LEDGER)[1]))
+    return list(accountants.merge(read(folder / run_folder.LEDGER)[1]))
 
 
 def built(chosen: Recipe, seed: int = 5) -> nn.Module:
@@ -125,7 +125,7 @@ def test_parameters_named_in_zero_begin_at_zero(place: Path, tmp_path: Path) -> 
     assert not scratch["head.weight"].any()
     train(head_only(place, **zero), out=tmp_path / "r", device="cpu")
     assert all(p.any() for p in weights(tmp_path / "r").values())
-    words = (tmp_path / "r" / files.LEDGER).read_text()
+    words = (tmp_path / "r" / run_folder.LEDGER).read_text()
     assert "begun at zero: head.weight, head.bias" in words
     assert "drawn anew" not in words
     with pytest.raises(UserError, match=r"start\.train freezes it"):
@@ -256,23 +256,23 @@ def test_a_start_on_the_same_images_is_composed(place: Path, tmp_path: Path) -> 
     alone = noise_multiplier_for(epsilon=4.0, delta=1e-4, q=own[0].q, steps=3, accountant="rdp")
     assert own[0].noise_multiplier > alone
 
-    lines = (tmp_path / "second" / files.METRICS).read_text().splitlines()
+    lines = (tmp_path / "second" / run_folder.METRICS).read_text().splitlines()
     shown = [json.loads(line)["epsilon"] for line in lines]
     first = epsilon([*donor, Step(own[0].q, own[0].noise_multiplier)], delta=1e-4, accountant="rdp")
     assert shown[0] == pytest.approx(first, rel=1e-3)
     assert shown[-2:] == [pytest.approx(result.epsilon["rdp"])] * 2
 
-    words = " ".join((tmp_path / "second" / files.STATEMENT).read_text().split())
+    words = " ".join((tmp_path / "second" / run_folder.STATEMENT).read_text().split())
     assert "steps of the start, counted above | 3" in words
     assert f"and 3 with q = {donor[0].q!r} and σ = 3.0" in words
     assert "The noise of the start, however, follows from a seed" in words
     assert load(tmp_path / "second").description.guarantee["exposures"][0]["seeded"] is True
 
-    same["start.source"] = str(tmp_path / "second" / files.WEIGHTS)
+    same["start.source"] = str(tmp_path / "second" / run_folder.WEIGHTS)
     third = train(recipe(place, "scans", {**same, "privacy.epsilon": 6.0}), out=tmp_path / "third")
     everything = [*donor, *own, *history(tmp_path / "third")]
     assert third.epsilon["rdp"] == epsilon(everything, delta=1e-4, accountant="rdp")
-    header, _ = read(tmp_path / "third" / files.LEDGER)
+    header, _ = read(tmp_path / "third" / run_folder.LEDGER)
     counted = steps_from_list(header["start"]["before"])
     assert accountants.merge(counted) == accountants.merge([*donor, *own])
 
@@ -311,7 +311,7 @@ def test_other_private_images_are_stated_and_not_counted(place: Path, tmp_path: 
     result = train(recipe(place, "open", apart), out=tmp_path / "r", device="cpu")
     own = history(tmp_path / "r")
     assert result.epsilon["rdp"] == epsilon(own, delta=1e-4, accountant="rdp")
-    words = (tmp_path / "r" / files.STATEMENT).read_text()
+    words = (tmp_path / "r" / run_folder.STATEMENT).read_text()
     assert "The start also depends on 'scans'" in words
     assert "with noise from a seed" in words
     with pytest.raises(UserError, match="spent privacy on 'open', 'scans'"):
@@ -329,7 +329,7 @@ def test_names_of_data_survive_a_chain_of_starts(place: Path, tmp_path: Path) ->
     train(recipe(place, "open", apart), out=tmp_path / "a", device="cpu")
     counted = {"start.source": str(tmp_path / "a"), "start.same_data": True} | fixed
     train(recipe(place, "open", counted), out=tmp_path / "b", device="cpu")
-    words = (tmp_path / "b" / files.STATEMENT).read_text()
+    words = (tmp_path / "b" / run_folder.STATEMENT).read_text()
     assert "Some of them were taken on what was then called 'scans'." in words
     after = {"start.source": str(tmp_path / "b"), "privacy.epsilon": 50.0}
     with pytest.raises(UserError, match="spent privacy on 'open', 'scans'"):
@@ -354,13 +354,13 @@ def test_what_a_start_looked_at_without_noise_stays_said(place: Path, tmp_path: 
     for name in ("b", "c"):
         counted = {"start.source": str(source), "start.same_data": True} | fixed
         train(recipe(place, "scans", counted), out=tmp_path / name, device="cpu")
-        words = (tmp_path / name / files.STATEMENT).read_text()
+        words = (tmp_path / name / run_folder.STATEMENT).read_text()
         assert words.count("- Of the start's training: the learning rate, which fell when") == 1
         assert words.count("- Of the start's training: the moment training ended, which") == 1
         source = tmp_path / name
     apart = {"start.source": str(tmp_path / "a"), "start.same_data": False} | fixed
     train(recipe(place, "open", apart), out=tmp_path / "d", device="cpu")
-    assert "Of the start's training" not in (tmp_path / "d" / files.STATEMENT).read_text()
+    assert "Of the start's training" not in (tmp_path / "d" / run_folder.STATEMENT).read_text()
 
 
 def test_a_fixed_noise_ends_earlier_after_a_start(place: Path) -> None:
@@ -456,7 +456,7 @@ def test_a_detour_over_public_images_does_not_make_a_start_public(
     detour = {"start.source": str(place / "bare"), "privacy.enabled": False, "data.public": True}
     np.savez(place / "third.npz", **np.load(place / "open.npz"))
     train(recipe(place, "third", detour), out=tmp_path / "washed", device="cpu")
-    assert "nobody declared it public" in (tmp_path / "washed" / files.STATEMENT).read_text()
+    assert "nobody declared it public" in (tmp_path / "washed" / run_folder.STATEMENT).read_text()
     chosen = recipe(place, "scans", {"start.source": str(tmp_path / "washed")})
     with pytest.raises(UserError, match="'open' without privacy"):
         start.open_donor(chosen)
@@ -467,14 +467,14 @@ def test_a_detour_over_public_images_does_not_make_a_start_public(
 
 def test_the_statement_names_what_was_treated_as_public(place: Path, tmp_path: Path) -> None:
     declared = "which the user declared to be public"
-    words = " ".join((place / "public" / files.STATEMENT).read_text().split())
+    words = " ".join((place / "public" / run_folder.STATEMENT).read_text().split())
     assert "no privacy guarantee" in words
     assert declared in words
-    assert declared not in (place / "bare" / files.STATEMENT).read_text()
+    assert declared not in (place / "bare" / run_folder.STATEMENT).read_text()
     for name, more in (("public", {}), ("bare", {"start.public": True})):
         source = {"start.source": str(place / name), **more}
         train(head_only(place, **source), out=tmp_path / name, device="cpu")
-        words = (tmp_path / name / files.STATEMENT).read_text()
+        words = (tmp_path / name / run_folder.STATEMENT).read_text()
         assert "**'open' was treated as public**" in words
         assert "4 of 6 parameters were taken from" in words
         assert "Only head.weight, head.bias were trained" in words
@@ -484,7 +484,7 @@ def test_the_statement_names_what_was_treated_as_public(place: Path, tmp_path: P
     assert donor.origin.before == tuple(history(tmp_path / "public"))
     assert [(e.data, e.public) for e in donor.origin.exposures] == [("open", True)]
     train(recipe(place, "scans", {}), out=tmp_path / "scratch", device="cpu")
-    words = (tmp_path / "scratch" / files.STATEMENT).read_text()
+    words = (tmp_path / "scratch" / run_folder.STATEMENT).read_text()
     assert "first weights" not in words
     assert "treated as public**" not in words
 
@@ -619,7 +619,7 @@ def test_an_interrupted_run_goes_on_without_its_start(
     resume("early", device="cpu")
     shutil.rmtree("donor")
     resume("r", device="cpu")
-    for name in (files.WEIGHTS, files.LEDGER, files.STATEMENT):
+    for name in (run_folder.WEIGHTS, run_folder.LEDGER, run_folder.STATEMENT):
         expected = Path("whole", name).read_bytes()
         assert Path("r", name).read_bytes() == expected
         assert Path("early", name).read_bytes() == expected
@@ -635,7 +635,7 @@ def test_a_start_that_changed_is_refused_where_it_is_needed(
     classifier = load("donor")
     with torch.no_grad():
         classifier.network.get_parameter("conv1.bias").add_(1)
-    save_weights(Path("donor", files.WEIGHTS), classifier.network, classifier.description)
+    save_weights(Path("donor", run_folder.WEIGHTS), classifier.network, classifier.description)
     with pytest.raises(UserError, match="are not those that the run started from"):
         resume("r", device="cpu")
 
@@ -782,4 +782,4 @@ def test_from_cifar100_to_the_head_of_cifar10(
     before, after = weights(Path("half-rand-50")), weights(Path("r"))
     for name in before:
         assert torch.equal(before[name], after[name]) == (not name.startswith("head")), name
-    assert "**'cifar100' was treated as public**" in Path("r", files.STATEMENT).read_text()
+    assert "**'cifar100' was treated as public**" in Path("r", run_folder.STATEMENT).read_text()

@@ -26,7 +26,7 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.text import words_in_markdown
-from sfumato.training import checkpoint, files
+from sfumato.training import checkpoint, run_folder
 from sfumato.training.classifier import Description, save_weights
 from sfumato.training.initial.prior_loop import CLASSES, Prior
 from sfumato.training.interrupt import stop_on_signal
@@ -67,12 +67,12 @@ def train(
     seed = recipe.training.seed
     randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
     prior = Prior(recipe, randomness, device, reporter, trust)
-    folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
-    with files.explained(folder):
+    folder = run_folder.new_run_folder(None if out is None else Path(out), recipe.name)
+    with run_folder.explained(folder):
         if not randomness.seeded:
-            write_whole(folder / files.KEY, randomness.key, mode=0o600)
-        write_whole(folder / files.RECIPE, recipe.to_toml().encode())
-        with Ledger.create(folder / files.LEDGER, prior.header()) as ledger:
+            write_whole(folder / run_folder.KEY, randomness.key, mode=0o600)
+        write_whole(folder / run_folder.RECIPE, recipe.to_toml().encode())
+        with Ledger.create(folder / run_folder.LEDGER, prior.header()) as ledger:
             prior.open(folder)
             prior.save()
             return _go(prior, ledger)
@@ -89,14 +89,14 @@ def resume(
     trust: Trust,
 ) -> Path:
     """Resume an interrupted run."""
-    state, damaged = checkpoint.latest(folder / files.CHECKPOINTS)
+    state, damaged = checkpoint.latest(folder / run_folder.CHECKPOINTS)
     for path in damaged:
         reporter.say(f"Checkpoint {path.name} is damaged; an earlier one is used instead.")
     prior = Prior(recipe, randomness, device, reporter, trust)
     prior.count, prior.steps = int(ledger.header["examples"]), int(ledger.header["steps"])
-    with files.explained(folder):
-        files.sweep(folder)
-        (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
+    with run_folder.explained(folder):
+        run_folder.sweep(folder)
+        (folder / run_folder.CHECKPOINTS).mkdir(exist_ok=True)
         prior.open(folder, upto=state.step if state else 0)
         if state is not None:
             with checkpoint.explained(state, folder):
@@ -139,12 +139,12 @@ def _go(prior: Prior, ledger: Ledger) -> Path:
     prior.metrics.add(final)
     title = f"{prior.recipe.model.name} on {dead_leaves.NAME}"
     curves.draw(
-        prior.metrics.records, folder / files.CURVES, title=title, ended="views of new images"
+        prior.metrics.records, folder / run_folder.CURVES, title=title, ended="views of new images"
     )
     with prior.whole() as model:
-        save_weights(folder / files.WEIGHTS, model, _description(prior))
-    write_whole(folder / files.STATEMENT, _statement(prior, accuracy).encode())
-    (folder / files.KEY).unlink(missing_ok=True)
+        save_weights(folder / run_folder.WEIGHTS, model, _description(prior))
+    write_whole(folder / run_folder.STATEMENT, _statement(prior, accuracy).encode())
+    (folder / run_folder.KEY).unlink(missing_ok=True)
     return folder
 
 

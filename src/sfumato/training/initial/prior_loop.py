@@ -20,7 +20,7 @@ from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
-from sfumato.training import checkpoint, devices, files, optimizers, schedules, trouble
+from sfumato.training import checkpoint, devices, optimizers, run_folder, schedules, trouble
 from sfumato.training.averaging import Average
 from sfumato.training.initial.contrast import Projection, contrast
 from sfumato.training.initial.parameters import HEAD
@@ -132,7 +132,7 @@ class Prior:
 
     def open(self, folder: Path, *, upto: int | None = None) -> None:
         """Draw the images, and open the run folder."""
-        self.folder, self.metrics = folder, Metrics(folder / files.METRICS, upto=upto)
+        self.folder, self.metrics = folder, Metrics(folder / run_folder.METRICS, upto=upto)
         self.reporter.say(
             f"Training {self.recipe.model.name} to tell {self.count:,} drawn images apart: "
             f"{self.steps:,} steps, each with two views of {self.batch:,} of them. They are drawn "
@@ -162,7 +162,7 @@ class Prior:
         if self.average is not None:
             tensors |= {f"average/{n}": t for n, t in self.average.tensors.items()}
         state = checkpoint.Checkpoint(self.step, tensors, numbers)
-        checkpoint.write(self.folder / files.CHECKPOINTS, state)
+        checkpoint.write(self.folder / run_folder.CHECKPOINTS, state)
 
     def take_step(self) -> Tensor:
         """Take one step and return its loss and accuracy."""

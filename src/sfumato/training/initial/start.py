@@ -31,7 +31,7 @@ from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
 from sfumato.training.classifier import Description, load
-from sfumato.training.files import WEIGHTS
+from sfumato.training.run_folder import WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from sfumato.privacy.checks.isolation_proof import compute_rules, layer_rules, layout_rules
+from sfumato.privacy.checks.isolation_proof import (
+    compute_operators,
+    layer_operators,
+    layout_operators,
+)
 from sfumato.privacy.checks.isolation_proof.calls import RULES, Call, Rule
 from sfumato.privacy.checks.isolation_proof.sizes import Sizes
 from sfumato.privacy.checks.isolation_proof.values import (
@@ -30,7 +34,7 @@ from sfumato.privacy.checks.isolation_proof.values import (
     symbolic,
 )
 
-assert layout_rules  # Importing it adds its rules.
+assert layout_operators  # Importing it adds its rules.
 
 
 @lru_cache
@@ -176,7 +180,7 @@ class Recorder(FakeTensorMode):
             return self._checked(call, call.every(Shared(_keeps_zero(call, values))))
         if found is None:
             if any(isinstance(v, Total) for v in values):
-                linear = compute_rules.total_of_gradient(call)
+                linear = compute_operators.total_of_gradient(call)
                 if linear is not None:
                     return self._checked(call, list(linear))
             raise Refused("there is no rule for this operator")
@@ -279,12 +283,12 @@ def _rule_for(func: torch._ops.OpOverload) -> Rule | None:
     if func.namespace != "aten":
         return None
     name = func.overloadpacket.__name__
-    if compute_rules.is_elementwise(func):
+    if compute_operators.is_elementwise(func):
         return _ELEMENTWISE
-    if layer_rules.is_spatial(name):
+    if layer_operators.is_spatial(name):
         return _SPATIAL
     return RULES.get(name)
 
 
-_ELEMENTWISE = Rule(compute_rules.elementwise)
-_SPATIAL = Rule(layer_rules.spatial, layer_rules.SPATIAL_SIZES)
+_ELEMENTWISE = Rule(compute_operators.elementwise)
+_SPATIAL = Rule(layer_operators.spatial, layer_operators.SPATIAL_SIZES)

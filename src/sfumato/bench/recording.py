@@ -12,7 +12,9 @@ import torch._inductor.config
 from sfumato.bench import profiling, table
 from sfumato.bench.cases import ORDER, Case
 from sfumato.bench.contenders import prepare
-from sfumato.bench.measure import (
+from sfumato.bench.measurement import Measurement
+from sfumato.bench.record import Record, now
+from sfumato.bench.timing import (
     Method,
     Prepare,
     measure,
@@ -20,8 +22,6 @@ from sfumato.bench.measure import (
     settled,
     takes_turns,
 )
-from sfumato.bench.measurement import Measurement
-from sfumato.bench.record import Record, now
 
 Say = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import SOURCE, Randomness
 from sfumato.recipe import Recipe, differences, from_record, loads
 from sfumato.text import GIVEN
-from sfumato.training import checkpoint, devices, files, setup, snapshots
+from sfumato.training import checkpoint, devices, run_folder, setup, snapshots
 from sfumato.training.classifier import weights_digest
 from sfumato.training.initial import parameters, prior, start
 from sfumato.training.interrupt import stop_on_signal
@@ -62,9 +62,9 @@ def train(
         The run folder.
     """
     reporter = reporter or Silent()
-    trust = files.trust(trust_code)
+    trust = run_folder.trust(trust_code)
     if out is not None:
-        files.check_free(Path(out))
+        run_folder.check_free(Path(out))
     where = devices.pick_device(device, recipe.training.precision)
     if prior.concerns(recipe):
         return prior.train(recipe, out=out, device=where, reporter=reporter, trust=trust)
@@ -91,23 +91,23 @@ def train(
         model, plan.sampler, dataset, views, _memory(where),
         rows=ROWS if where.type == "cuda" else None,
     )  # fmt: skip
-    folder = files.new_run_folder(None if out is None else Path(out), recipe.name)
-    with files.explained(folder):
+    folder = run_folder.new_run_folder(None if out is None else Path(out), recipe.name)
+    with run_folder.explained(folder):
         if not randomness.seeded:
-            write_whole(folder / files.KEY, randomness.key, mode=0o600)
-        write_whole(folder / files.RECIPE, recipe.to_toml().encode())
+            write_whole(folder / run_folder.KEY, randomness.key, mode=0o600)
+        write_whole(folder / run_folder.RECIPE, recipe.to_toml().encode())
         header = _header(recipe, plan, dataset, randomness, physical, origin)
         header |= {"noise": _noise_from(where)}
         if recipe.model.name.startswith(GIVEN):
             header |= {"initial": weights_digest(model)}
         loop: Loop | None = None
         with (
-            Ledger.create(folder / files.LEDGER, header) as ledger,
-            files.unless_refused(folder, lambda: ledger.steps > 0 or bool(loop and loop.step)),
+            Ledger.create(folder / run_folder.LEDGER, header) as ledger,
+            run_folder.unless_refused(folder, lambda: ledger.steps > 0 or bool(loop and loop.step)),
         ):
             loop = Loop(
                 recipe, plan, dataset, model, where, randomness, ledger,
-                Metrics(folder / files.METRICS, clock=recipe.exact_metrics),
+                Metrics(folder / run_folder.METRICS, clock=recipe.exact_metrics),
                 folder, physical, reporter,
             )  # fmt: skip
             return _go(loop)
@@ -145,11 +145,11 @@ def resume(
     """
     reporter = reporter or Silent()
     folder = Path(folder)
-    if not (folder / files.LEDGER).is_file():
-        raise UserError(f"{folder} is not a run folder: it has no {files.LEDGER}.")
-    files.refuse_links(folder)
-    with Ledger.open(folder / files.LEDGER) as ledger:
-        trust = files.trust(trust_code, folder)
+    if not (folder / run_folder.LEDGER).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {run_folder.LEDGER}.")
+    run_folder.refuse_links(folder)
+    with Ledger.open(folder / run_folder.LEDGER) as ledger:
+        trust = run_folder.trust(trust_code, folder)
         return _resume(folder, ledger, data, changes or {}, root, device, reporter, trust)
 
 
@@ -165,10 +165,11 @@ def _resume(
 ) -> Path:
     recipe = _same_recipe(folder, ledger, changes)
     where = devices.pick_device(device, recipe.training.precision)
-    if files.finished(folder):
-        (folder / files.KEY).unlink(missing_ok=True)
+    if run_folder.finished(folder):
+        (folder / run_folder.KEY).unlink(missing_ok=True)
         raise UserError(
-            f"{folder} is finished: there is nothing to resume. See {folder / files.STATEMENT}."
+            f"{folder} is finished: there is nothing to resume. See "
+            f"{folder / run_folder.STATEMENT}."
         )
     origin = start.Origin.of(ledger.header)
     randomness = _same_randomness(folder, recipe, origin)
@@ -199,15 +200,15 @@ def _resume(
             f"{folder} cannot go on, because something is no longer what it was: "
             f"{'; '.join(_in_words(c) for c in changed)}."
         )
-    state, damaged = checkpoint.latest(folder / files.CHECKPOINTS)
+    state, damaged = checkpoint.latest(folder / run_folder.CHECKPOINTS)
     for path in damaged:
         at = f"step {state.step}" if state else "the start"
         reporter.say(f"Checkpoint {path.name} is damaged; going on from {at} instead.")
     _check_repeats(folder, ledger, state.step if state else 0, where)
-    with files.explained(folder):
-        files.sweep(folder)
+    with run_folder.explained(folder):
+        run_folder.sweep(folder)
         snapshots.forget(folder, after=state.step if state else 0)
-        (folder / files.CHECKPOINTS).mkdir(exist_ok=True)
+        (folder / run_folder.CHECKPOINTS).mkdir(exist_ok=True)
         donor = None
         if state is None:
             donor = start.open_donor(recipe, unchanged=origin, trust_code=trust.code)
@@ -220,7 +221,7 @@ def _resume(
         if state is not None:
             physical = int(state.number("physical_batch"))
         metrics = Metrics(
-            folder / files.METRICS, upto=state.step if state else 0, clock=recipe.exact_metrics
+            folder / run_folder.METRICS, upto=state.step if state else 0, clock=recipe.exact_metrics
         )
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
@@ -259,7 +260,7 @@ def _header(
 ) -> dict[str, Any]:
     """The first line of the ledger: the mechanism, its settings and its data."""
     return {
-        "version": files.VERSION,
+        "version": run_folder.VERSION,
         "mechanism": "Poisson-subsampled Gaussian" if recipe.privacy.enabled else "none",
         "relation": "add or remove one example",
         "examples": len(dataset.train),
@@ -290,8 +291,8 @@ def _check_repeats(folder: Path, ledger: Ledger, done: int, device: torch.device
     """
     if done > ledger.steps:
         raise UserError(
-            f"{folder / files.LEDGER} ends at step {ledger.steps}, but the last checkpoint is of "
-            f"step {done}: some of what was released is not accounted for. Put back the ledger "
+            f"{folder / run_folder.LEDGER} ends at step {ledger.steps}, but the last checkpoint is "
+            f"of step {done}: some of what was released is not accounted for. Put back the ledger "
             "that belongs to this checkpoint."
         )
     before = {**_noise_from(device), "source": None, **ledger.header.get("noise", {})}
@@ -324,8 +325,8 @@ def _in_words(change: str) -> str:
 
 def _same_recipe(folder: Path, ledger: Ledger, changes: dict[str, Any]) -> Recipe:
     """The recipe that the ledger states, if the file and the command line agree with it."""
-    stated = from_record(ledger.header.get("recipe", {}), where=files.LEDGER)
-    path, now = folder / files.RECIPE, stated
+    stated = from_record(ledger.header.get("recipe", {}), where=run_folder.LEDGER)
+    path, now = folder / run_folder.RECIPE, stated
     if path.exists():
         now = loads(path.read_text(encoding="utf-8"), where=str(path), record=True)
     changed = differences(stated.to_dict(), now.replace(changes).to_dict())
@@ -341,10 +342,10 @@ def _same_randomness(folder: Path, recipe: Recipe, origin: start.Origin) -> Rand
     if recipe.training.seed is not None:
         return origin.seeded_randomness(recipe.training.seed)
     try:
-        return Randomness((folder / files.KEY).read_bytes(), False)
+        return Randomness((folder / run_folder.KEY).read_bytes(), False)
     except OSError as error:
         raise UserError(
-            f"{folder / files.KEY} cannot be read ({error.strerror}), and without it the run "
+            f"{folder / run_folder.KEY} cannot be read ({error.strerror}), and without it the run "
             "cannot go on: its last steps could not be repeated with the same noise."
         ) from None
 
