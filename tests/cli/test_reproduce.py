@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from sfumato.cli import app
 from sfumato.errors import UserError
-from sfumato.reproduce import lookup, results_file, rows, tables
+from sfumato.reproduce import cifar10_front, lookup, results_file, rows, tables
 
 
 @pytest.fixture(autouse=True)
 def tiny_paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = (paper(row("first", 5.0, alias="short"), row("second")),)
-    for module in (lookup, rows, tables, pareto):
+    for module in (lookup, rows, tables, cifar10_front):
         monkeypatch.setattr(module, "PAPERS", made)
     monkeypatch.chdir(tmp_path)
 

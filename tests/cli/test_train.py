@@ -43,7 +43,7 @@ def test_a_run_leaves_everything_it_promises(run: Run) -> None:
     assert code == 0
     folder = Path("r")
     for name in ("RECIPE", "LEDGER", "METRICS", "WEIGHTS", "STATEMENT", "GUARANTEE"):
-        assert (folder / getattr(files, name)).stat().st_size > 0
+        assert (folder / getattr(run_folder, name)).stat().st_size > 0
     assert Image.open(folder / run_folder.CURVES).size[0] > 500
     assert list((folder / run_folder.CHECKPOINTS).iterdir())
     last = out.splitlines()[-4:]

@@ -21,7 +21,7 @@ from sfumato.reproduce.rows import PAPERS
 @pytest.fixture
 def tiny_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     made = (paper(row("hit", 60.0), row("miss", 71.86), row("open"), row("waiting", 50.0)),)
-    for module in (lookup, rows, tables, pareto):
+    for module in (lookup, rows, tables, cifar10_front):
         monkeypatch.setattr(module, "PAPERS", made)
 
 
@@ -58,7 +58,7 @@ def test_a_page_says_what_was_reached_missed_and_not_run(tmp_path: Path) -> None
 def test_a_page_names_what_best_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     better = row("hit", 60.0, best=PLD | {"training.batch": 64})
     made = (paper(better, row("plain", 60.0)),)
-    for module in (lookup, rows, tables, pareto):
+    for module in (lookup, rows, tables, cifar10_front):
         monkeypatch.setattr(module, "PAPERS", made)
     for name in ("hit", "plain"):
         one = entry(every_row()[f"tiny/{name}"], 0.7, setting="best")
@@ -75,7 +75,7 @@ def test_a_page_mentions_what_our_own_row_reaches_instead(
     theirs = paper(row("hit", 60.0), row("miss", 71.86))
     answer = dataclasses.replace(row("answer", 60.0), paper="own", answers=("tiny/miss",))
     ours = dataclasses.replace(paper(answer), key="own")
-    for module in (lookup, rows, tables, pareto):
+    for module in (lookup, rows, tables, cifar10_front):
         monkeypatch.setattr(module, "PAPERS", (theirs, ours))
     docs = tmp_path / "docs"
     tables.render(tmp_path, docs)

@@ -116,9 +116,7 @@ def train(
     changes |= given
     if resume is not None and (recipe is not None or out is not None):
         raise UserError(_FROM_RUN)
-    chosen = None
-    if resume is None:
-        chosen = choose(recipe, data, changes, options=typed(given))
+    chosen = choose(recipe, data, changes, options=typed(given)) if resume is None else None
     if out is not None:
         run_folder.check_free(out)
     trusted = named_code(trust_code, changes)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from sfumato.reproduce.papers.common import NOT_PRIVATE, row
-from sfumato.reproduce.row import PLD, Paper
+from sfumato.reproduce.row import PLD, Paper, Row
 
 _row = partial(row, "shoe-fit")
 
@@ -16,8 +16,8 @@ _BARE_RATE = 0.107
 _AS_TABLE_5 = "with table 5's rate: at that of the private run ReLU diverges without clipping"
 
 
-def paper() -> Paper:
-    """The paper with its rows."""
+def _capacity() -> list[Row]:
+    """Rows of figure 1: networks of several widths."""
     rows = []
     for data in ("mnist", "fashion"):
         for k in (4, 8, 16, 32, 64):
@@ -28,7 +28,11 @@ def paper() -> Paper:
                 "changes": NOT_PRIVATE,
             }
             rows.append(_row("figure 1", recipe, None, **bare))
-    averaged = {"best": PLD | {"training.average": 0.999}}
+    return rows
+
+
+def _summary() -> list[Row]:
+    """Rows of figures 2 and 3: tanh and ReLU."""
     larger = PLD | {
         "privacy.tuned": "the validation accuracy of two runs on 50 000 of MNIST's 60 000 training "
         "images: batches of 1024 for 40 epochs at a rate of 1, and of 2048 for 60 epochs at 3",
@@ -41,7 +45,7 @@ def paper() -> Paper:
     summary = "figures 2 and 3, summary"
     tanh, relu = "tanh-mnist-eps2.93", "relu-mnist-eps2.93"
     without = NOT_PRIVATE | {"optimizer.lr": _BARE_RATE}
-    rows += [
+    return [
         _row(
             summary, tanh, 98.1, "98.0 as the mean of ten runs in figure 2",
             best=larger, **norms,
@@ -63,6 +67,11 @@ def paper() -> Paper:
             name="relu-fashion-not-private", changes=without,
         ),
     ]  # fmt: skip
+
+
+def _transfer() -> list[Row]:
+    """Rows of tables 3 and 4: transfer from parts of CIFAR-100."""
+    rows = []
     transfer = {
         "min-rand-10": (81.0, (44.8, 51.0, 53.7), (50.0, 55.7, 57.6)),
         "half-rand-50": (62.1, (39.4, 54.7, 59.0), (44.3, 56.6, 60.2)),
@@ -95,9 +104,14 @@ def paper() -> Paper:
             if kind == "max-100":
                 start |= {"best_needs": wide, "best": head}
             rows.append(_row(where, recipe, mean, note, **start))
+    return rows
+
+
+def _initialisation_and_optimizer() -> list[Row]:
+    """Rows of figures 4 and 5."""
     lucky = "the best of ten MeanVar runs has 7 points more; no budget covers their source"
     first = _row("figure 4", "meanvar-source-cifar10-eps4", None)
-    rows += [
+    return [
         _row("figure 4", "he-cifar10-eps19.2", 37.0, "at epoch 33; " + lucky),
         first,
         _row(
@@ -108,6 +122,12 @@ def paper() -> Paper:
         _row("figure 5", "sgd-cifar10-eps8", None),
         _row("figure 5", "adam-cifar10-eps8", None),
     ]  # fmt: skip
+
+
+def _table_5() -> list[Row]:
+    """Rows of table 5: batches and optimizers on Fashion-MNIST."""
+    rows = []
+    averaged = {"best": PLD | {"training.average": 0.999}}
     table5 = (
         ("tanh", 256, 86.1, 90.3, _BARE_RATE, "85.5 as the mean of ten runs in figure 2"),
         ("tanh", 1024, 85.1, 86.3, 0.368, ""),
@@ -121,6 +141,11 @@ def paper() -> Paper:
         changes = NOT_PRIVATE | {"optimizer.lr": lr}
         name = f"{method}-b{batch}-fashion-not-private"
         rows.append(_row("table 5", recipe, bare_accuracy, name=name, changes=changes))
+    return rows
+
+
+def paper() -> Paper:
+    """The paper with its rows."""
     return Paper(
         key="shoe-fit",
         title="Making the shoe fit: architectures, initializations, and tuning for learning with "
@@ -130,5 +155,11 @@ def paper() -> Paper:
         "divergences to epsilon more loosely than today's: where it states its noise, a run as "
         "published has that noise and spends less than the epsilon printed, and `best` spends all "
         "of it.",
-        rows=tuple(rows),
+        rows=(
+            *_capacity(),
+            *_summary(),
+            *_transfer(),
+            *_initialisation_and_optimizer(),
+            *_table_5(),
+        ),
     )
