@@ -125,9 +125,9 @@ def test_a_long_narrow_image_is_not_scaled_up(tmp_path: Path) -> None:
 
 def test_memory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     code = (
-        "import sys; from sfumato import cli, newfile\n"
+        "import sys; from sfumato import cli; from sfumato.io import new_file\n"
         "def fail(*_, **__): bytearray(1 << 62)\n"
-        "newfile.check = fail; sys.argv = ['sfumato', 'report', '.']; cli.main()"
+        "new_file.check = fail; sys.argv = ['sfumato', 'report', '.']; cli.main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
