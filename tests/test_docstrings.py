@@ -12,7 +12,7 @@ import pytest
 import sfumato
 
 HOUSE = Path(sfumato.__file__).parent
-RIDDLE = re.compile(r"(What|Whether|How|Where|Which|Who|If)\b")
+RIDDLE = re.compile(r"(What|Whether|How|Where|Which|Who|If|Of)\b")
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef
 
 

@@ -66,21 +66,7 @@ class Run:
         device: str | torch.device = "cpu",
         trust_code: Iterable[Code] = (),
     ) -> None:
-        """Open a run folder.
-
-        Args:
-            folder: The run folder.
-            data: A data set, folder, .npz or data in memory with the model's classes, instead of
-                the run's own; the run's own, given again, if it was in memory.
-            model: The model, if it was given as an object in Python.
-            root: Where to look for data sets first.
-            device: Where to put the network.
-            trust_code: Modules outside sfumato whose models the run may name; no other code is
-                imported, and none from the run folder.
-
-        Raises:
-            UserError: If it is no run folder.
-        """
+        """Open a run folder; the arguments are those of `sfumato.open`."""
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
         self.notes: list[str] = []

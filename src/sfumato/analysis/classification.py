@@ -221,7 +221,7 @@ def _checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Array
 
 
 def _rank(p: Array, y: Array) -> Array:
-    """How many classes come before the true one; of equals the first is first, as in argmax."""
+    """The number of classes before the true one; of equals the first is first, as in argmax."""
     true = p[np.arange(len(y)), y][:, None]
     earlier = np.arange(p.shape[1])[None] < y[:, None]
     ranks: Array = ((p > true) | ((p == true) & earlier)).sum(1)

@@ -336,7 +336,7 @@ def _at_snapshots(found: Analysis, part: str, value: Callable[[int], Any]) -> No
 
 
 def _brief(part: str, value: Any) -> dict[str, Any]:
-    """What is worth keeping of a snapshot: no histograms, no tables by tensor."""
+    """The part of an analysis that is kept of a snapshot: no histograms, no tables by tensor."""
     if part == "activations":
         kept = ("mean", "std", "skewness", "norm", "norm_std")
         return {

@@ -297,7 +297,7 @@ def exact_spectrum(hessian: Hessian, *, top: int = 10, advance: Advance | None =
 
 
 def _floor(hessian: Hessian, largest: float) -> float:
-    """What rounding makes of an eigenvalue that is zero."""
+    """The size up to which rounding explains an eigenvalue."""
     return float(torch.finfo(hessian.dtype).eps) * math.sqrt(hessian.size) * max(largest, 1e-30)
 
 

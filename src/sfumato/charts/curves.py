@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 BATCHES = "training batches"
 AGAINST = {"step": "step", "epsilon": "ε spent"}
-"""What curves are drawn against: the key in the records, and its name."""
+"""Horizontal axes of curves: the key in the records, and its name."""
 
 _SMOOTH_FROM = 60
 """A batch curve with more points than this is drawn faint, with its moving mean over it."""

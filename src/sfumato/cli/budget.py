@@ -81,7 +81,7 @@ def budget(
 
 @dataclass(frozen=True)
 class _Setting:
-    """What is known of a run; exactly one of the last four is None until it is answered."""
+    """The numbers of a run; exactly one of the last four is None until it is answered."""
 
     examples: int
     delta: float

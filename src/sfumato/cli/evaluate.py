@@ -129,7 +129,7 @@ def _evaluated(classifier: Classifier, dataset: Dataset, split: Split) -> Evalua
 
 
 def _remarks(dataset: Dataset, data: str | None, split: Split) -> list[str]:
-    """What was decided while loading; refuses a part that is not there."""
+    """Remarks on the loading of the data; refuses a part that is not there."""
     if split is Split.validation and dataset.validation is None:
         raise UserError(
             f"'{dataset.name}' has no validation part, and the run set none aside: choose "

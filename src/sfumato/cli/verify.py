@@ -181,7 +181,7 @@ def _checks(report: Report) -> Table:
 
 
 def _paths(paths: list[Path]) -> Table:
-    """Which layers take which path; alike ones together where there are many."""
+    """The path of each layer; alike layers together where there are many."""
     if len(paths) <= _ROWS:
         table = _table("\nlayer", "\nkind", "\npath", "\nparameters")
         for path in paths:

@@ -49,7 +49,7 @@ def show(
     table.add_column("convolution")
     table.add_column("filters", justify="right")
     table.add_column("places", justify="right")
-    table.add_column("way")
+    table.add_column("storage")
     for way in STORAGES:
         table.add_column(f"{way}\nms, MiB", justify="right")
     for layer in layers:

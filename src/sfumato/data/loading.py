@@ -31,7 +31,7 @@ _LARGEST_SIDE = 4096
 
 
 class _Split(TypedDict):
-    """How images are set aside for testing."""
+    """The rule by which images are set aside for testing."""
 
     test_fraction: float
     split_seed: int

@@ -31,7 +31,7 @@ GivenModel = nn.Module | Callable[..., nn.Module]
 """A model that the user has given as an object, or a function that makes it."""
 
 Code = str | GivenModel
-"""What the user trusts: the name of a module or a model, or the model itself."""
+"""Model code that the user trusts: the name of a module or a model, or the model itself."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def _drawn(row: Row) -> bool:
 
 
 def _points(entries: Sequence[Entry], rows: Sequence[Row]) -> list[Point]:
-    """Of each epsilon the best median of a paper's rows, with its worst and best seed."""
+    """The best median of a paper's rows at each epsilon, with its worst and best seed."""
     best: dict[float, Point] = {}
     for row in rows:
         for setting in row.settings:

@@ -26,7 +26,7 @@ PRODUCTS = 3.5e14
 BYTES = 3.5e12
 """Bytes per second of its memory."""
 _NARROW_BYTES = 2
-"""Of a number in bfloat16."""
+"""Bytes of a number in bfloat16."""
 SHARE = 2 / 3
 """Bytes of stored gradients for each byte that the backward pass stores anyway."""
 
