@@ -31,7 +31,7 @@ def test_every_model_is_checked_and_takes_the_layered_path(name: str) -> None:
     model, shape = small(name)
     engine = PerExample(model)
     engine(torch.randn(2, *shape), torch.tensor([0, 3]))
-    assert engine.method == "layers", engine.passed_over
+    assert engine.method == "operators", engine.passed_over
     assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
 
 

@@ -49,7 +49,7 @@ def assert_right(model: nn.Module, x: Tensor = X) -> PerExample:
     state.put_back()
     found = errors(ours, one_at_a_time(model, x, Y))
     assert max(found.values()) < 1e-4, found
-    assert engine.method == "layers", engine.passed_over
+    assert engine.method == "operators", engine.passed_over
     return engine
 
 
@@ -206,7 +206,7 @@ def test_unknown_layers_are_frozen_with_a_print(capsys) -> None:
 
     net = with_head(Unknown(), nn.PReLU(3))
     engine = assert_right(net)
-    assert {p.kind: p.way for p in engine.paths()}["Unknown"] == "torch.func"
+    assert {p.kind: p.way for p in engine.paths()}["Unknown"] == "reparametrised"
     mechanism = private(net)
     mechanism.accumulate(X, Y)
     mechanism.release()

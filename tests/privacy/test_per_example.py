@@ -16,8 +16,8 @@ from sfumato.errors import UserError
 from sfumato.privacy import PerExample, one_at_a_time
 from sfumato.privacy.checks.agreement import errors
 from sfumato.privacy.engines.engine import Engine
-from sfumato.privacy.engines.layered import Layered
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
+from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.numerics.model_state import Snapshot
 
 X = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(0))
@@ -62,7 +62,7 @@ def test_checks_leave_no_trace() -> None:
     assert all("forward" not in m.__dict__ for m in net.modules())
 
 
-@pytest.mark.parametrize("kind", [Layered, OneAtATime])
+@pytest.mark.parametrize("kind", [Operators, OneAtATime])
 def test_one_pass_advances_the_model_s_own_state_once(kind: type[Engine]) -> None:
     build, _ = SOUND["counts_calls"]
     net = build()
@@ -121,7 +121,7 @@ def test_the_engine_is_chosen_per_input_shape() -> None:
     engine = PerExample(Picky())
     wide = torch.rand(6, 3, 8, 10)
     for _ in range(2):
-        assert worst(engine) < 1e-4 and engine.method == "layers"
+        assert worst(engine) < 1e-4 and engine.method == "operators"
         assert worst(engine, wide) < 1e-4 and engine.method == "loop"
 
 
@@ -176,7 +176,7 @@ def test_out_of_memory_is_not_a_reason_for_another_method(model: nn.Module) -> N
     engine = PerExample(net)
     with pytest.raises(torch.OutOfMemoryError):
         engine(X, Y)
-    assert worst(engine, X[:3], Y[:3]) < 1e-4 and engine.method == "layers"
+    assert worst(engine, X[:3], Y[:3]) < 1e-4 and engine.method == "operators"
 
 
 def test_broken_model_is_reported_as_it_breaks() -> None:
@@ -187,7 +187,7 @@ def test_broken_model_is_reported_as_it_breaks() -> None:
 
 def test_without_checks_the_first_engine_is_taken(model: nn.Module) -> None:
     engine = PerExample(model, check=False)
-    assert worst(engine) < 1e-4 and engine.method == "layers"
+    assert worst(engine) < 1e-4 and engine.method == "operators"
     bad = nn.Sequential(model, nn.BatchNorm1d(CLASSES))
     with pytest.raises(UserError, match="BatchNorm1d"):
         PerExample(bad, check=False)
@@ -203,7 +203,7 @@ def test_a_wrong_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
     assert worst(engine) < 1e-4
     assert (
         engine.method == "torch.func"
-        and "differ from the reference" in engine.passed_over["layers"]
+        and "differ from the reference" in engine.passed_over["operators"]
     )
 
 
@@ -219,7 +219,9 @@ def test_a_leaking_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
     monkeypatch.setattr(layers, "conv_weight_gradients", leaky)
     engine = PerExample(model)
     engine(X, Y)
-    assert engine.method == "torch.func" and "moves the gradients" in engine.passed_over["layers"]
+    assert (
+        engine.method == "torch.func" and "moves the gradients" in engine.passed_over["operators"]
+    )
 
 
 class _Squeezed(nn.Module):

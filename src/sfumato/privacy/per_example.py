@@ -18,10 +18,10 @@ from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
 from sfumato.privacy.checks.refusals import refuse_loss, refuse_mixing_layers, refuse_parameters
 from sfumato.privacy.engines.compiled import Compiled, Fused
 from sfumato.privacy.engines.engine import Engine
-from sfumato.privacy.engines.expanded_weights import NotPerLayer
-from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.objective import Loss, Objective, cross_entropy
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
+from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.paths import Path
 from sfumato.privacy.engines.results import Gradients, PerExampleGradients
 from sfumato.privacy.numerics.model_state import hook_keys
@@ -107,15 +107,15 @@ class PerExample:
 
     @property
     def method(self) -> str | None:
-        """The name of the engine of the last batch: `layers`, `torch.func` or `loop`."""
+        """The name of the engine of the last batch: `operators`, `torch.func` or `loop`."""
         return None if self.engine is None else self.engine.name
 
     def paths(self) -> list[Path]:
         """The path of each module; complete once a first batch has been seen."""
-        if self.engine is not None and not isinstance(self.engine, Layered):
+        if self.engine is not None and not isinstance(self.engine, Operators):
             count = sum(p.numel() for p in self.trainable.values())
             return [Path("(whole model)", type(self.model).__name__, self.engine.name, count)]
-        engine = self.engine or Layered(self.objective)
+        engine = self.engine or Operators(self.objective)
         return engine.paths()
 
     def prove(self, x: Tensor, y: Tensor) -> Proof:
@@ -175,7 +175,7 @@ class PerExample:
             return compiled.gradients(x, y)
         try:
             return self.engine.gradients(x, y)
-        except NotPerLayer:
+        except NotPerOperator:
             # The checks did not see what these very inputs make the model do.
             return OneAtATime(self.objective).gradients(x, y)
 
@@ -247,7 +247,7 @@ class PerExample:
     ) -> Compiled | None:
         """The compiled pass for batches like this one, if it is requested and fits the model."""
         precision = self.precision_for(x)
-        if precision is None or not isinstance(engine, Layered):
+        if precision is None or not isinstance(engine, Operators):
             return None
         key = (x.shape[0], precision, self._signature(x, names))
         if key not in self._compiled:

@@ -10,12 +10,7 @@ from sfumato.privacy.verify.report import verify
 from thinning import one_in
 
 SLOWER = {
-    "borrowed_weight": "torch.func",
-    "attention sequence first": "torch.func",
-    "two_tokens": "torch.func",
-    "encoder sequence first": "torch.func",
     "rolled_back": "torch.func",
-    "merged_batch": "torch.func",
     "control_flow": "loop",
     "traced": "loop",
     "scripted": "loop",

@@ -11,7 +11,7 @@ from sfumato import models
 from sfumato.kernels import AVAILABLE
 from sfumato.privacy.clipping import Flat
 from sfumato.privacy.engines.compiled import Compiled
-from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.numerics.precision import full_precision
 from sfumato.privacy.per_example import PerExample
@@ -60,7 +60,7 @@ def test_error_is_that_of_autocast_and_norms_hold(
     passes = Compiled(engine.objective, x, examples, torch.bfloat16, storage=storage)
     rule = Flat(clip)
     with full_precision(x.device):
-        reference = Layered(engine.objective).gradients(x, y)
+        reference = Operators(engine.objective).gradients(x, y)
         wanted = reference.weighted_sum(rule.weights(reference.squared_norms()))
         allowed = 1.5 * autocast_error(model, x, y.repeat_interleave(views))
     for _ in range(4):  # from the third call on a captured graph is replayed

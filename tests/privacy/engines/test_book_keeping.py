@@ -11,9 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from sfumato.kernels.definitions import Geometry
 from sfumato.privacy import Flat
-from sfumato.privacy.engines.book_keeping import DeferredFilters, DeferredMatrix, matrix_pays, pays
-from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.book_keeping import (
+    DeferredFilters,
+    DeferredMatrix,
+    conv_pays,
+    matrix_pays,
+)
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
+from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.storage_plan import geometry_of
 from sfumato.privacy.per_example import PerExample
 
@@ -27,7 +32,7 @@ def network(*, stride: int = 1, bias: bool = True, kernel: int = 3) -> nn.Module
 
 
 def deferred(engine: PerExample, x: Tensor, y: Tensor) -> int:
-    parts = Layered(engine.objective).gradients(x, y).parts
+    parts = Operators(engine.objective).gradients(x, y).parts
     return sum(isinstance(part, DeferredFilters | DeferredMatrix) for part in parts)
 
 
@@ -35,7 +40,7 @@ def compare(model: nn.Module, x: Tensor, y: Tensor, views: int) -> None:
     """Norms, gradients and sums against one example at a time; one part must be deferred."""
     engine = PerExample(model, views=views, check=False)
     assert deferred(engine, x, y) == 1
-    ours = Layered(engine.objective).gradients(x, y)
+    ours = Operators(engine.objective).gradients(x, y)
     wanted = one_at_a_time(model, x, y, views=views)
     a, b = ours.squared_norms(), wanted.squared_norms()
     assert bool((a >= b * (1 - 1e-12)).all())
@@ -119,7 +124,7 @@ def test_sums_are_in_float32_at_least_where_a_model_computes_in_less(trained: bo
         sums = found.weighted_sum(rule.weights(found.squared_norms()))
         assert all(s.dtype in (torch.float32, torch.float64) for s in sums)
         assert sum(float(s.double().square().sum()) for s in sums) ** 0.5 <= 0.1
-    assert engine.method == "layers", engine.passed_over
+    assert engine.method == "operators", engine.passed_over
 
 
 @pytest.mark.parametrize("cancel", [1e-2, 1e-4, 1e-6])
@@ -160,7 +165,7 @@ def test_an_input_that_is_changed_in_place_is_noticed() -> None:
     engine = PerExample(Changing())
     x, y = torch.randn(2, 3, 4, 4), torch.tensor([1, 2])
     engine(x, y)
-    assert isinstance(engine.engine, Layered) and engine.engine.keeps_books
+    assert isinstance(engine.engine, Operators) and engine.engine.keeps_books(x)
     x[0, 0, 0, 0] = 0.125
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         engine(x, y)
@@ -183,7 +188,9 @@ def test_gradients_of_a_layer_that_runs_twice_are_materialised() -> None:
     model, x, y = Again(), torch.randn(3, 3, 4, 4), torch.randint(0, 5, (3,))
     engine = PerExample(model)
     ours = engine(x, y)
-    assert isinstance(engine.engine, Layered) and not engine.engine.keeps_books, engine.passed_over
+    assert isinstance(engine.engine, Operators) and not engine.engine.keeps_books(x), (
+        engine.passed_over
+    )
     torch.testing.assert_close(
         ours.squared_norms(), one_at_a_time(model, x, y).squared_norms(), rtol=1e-4, atol=0
     )
@@ -193,9 +200,9 @@ def test_a_wrong_sum_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPa
     honest = DeferredMatrix.weighted_sum
     monkeypatch.setattr(DeferredMatrix, "weighted_sum", lambda *a: 2 * honest(*a))
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 5))
-    engine = PerExample(model)
-    engine(torch.randn(3, 3, 4, 4), torch.randint(0, 5, (3,)))
-    assert isinstance(engine.engine, Layered) and not engine.engine.keeps_books
+    engine, x = PerExample(model), torch.randn(3, 3, 4, 4)
+    engine(x, torch.randint(0, 5, (3,)))
+    assert isinstance(engine.engine, Operators) and not engine.engine.keeps_books(x)
 
 
 def test_float32_sums_are_right_to_a_hundred_thousandth() -> None:
@@ -204,7 +211,7 @@ def test_float32_sums_are_right_to_a_hundred_thousandth() -> None:
     x, y = torch.randn(8, 3, 8, 8), torch.randint(0, 5, (8,))
     engine, rule = PerExample(model, check=False), Flat(0.1)
     assert deferred(engine, x, y) == 1
-    ours = Layered(engine.objective).gradients(x, y)
+    ours = Operators(engine.objective).gradients(x, y)
     exact = one_at_a_time(model.double(), x.double(), y)
     a = ours.weighted_sum(rule.weights(ours.squared_norms()))
     b = exact.weighted_sum(rule.weights(exact.squared_norms()))
@@ -219,13 +226,13 @@ def test_an_example_of_weight_zero_adds_nothing_even_if_it_is_nan() -> None:
     x[1] = float("nan")
     engine = PerExample(model, check=False)
     assert deferred(engine, x, y) == 1
-    gradients = Layered(engine.objective).gradients(x, y)
+    gradients = Operators(engine.objective).gradients(x, y)
     weights = Flat(1.0).weights(gradients.squared_norms()).clone()
     assert not bool(weights[1].any())
     with_nan = gradients.weighted_sum(weights)
     x[1] = 0
     weights[1] = 0
-    without = Layered(engine.objective).gradients(x, y).weighted_sum(weights)
+    without = Operators(engine.objective).gradients(x, y).weighted_sum(weights)
     for u, v in zip(with_nan, without, strict=True):
         torch.testing.assert_close(u, v)
 
@@ -244,14 +251,15 @@ class Shared(nn.Module):
 def test_gradients_are_materialised_where_deferring_does_not_pay() -> None:
     x, y = torch.randn(2, 3, 4, 4), torch.randint(0, 5, (2,))
     assert deferred(PerExample(Shared(), check=False), x, y) == 0
-    plain, shape = nn.Conv2d(128, 128, 3, padding=1), torch.Size((1, 128, 4, 4))
-    assert pays(plain, shape, 1)
-    assert not pays(plain, torch.Size((1, 128, 32, 32)), 1)
-    assert not pays(plain, shape, 16)
-    assert matrix_pays(nn.Linear(4000, 10), 1) and matrix_pays(nn.Linear(512, 32), 4)
-    assert not matrix_pays(nn.Linear(64, 10), 1) and not matrix_pays(nn.Linear(4000, 10), 16)
-    words = nn.Sequential(nn.Linear(64, 80), nn.Flatten(), nn.Linear(240, 5))
-    assert deferred(PerExample(words, check=False), torch.randn(2, 3, 64), y) == 0, "three places"
+    plain = nn.Conv2d(128, 128, 3, padding=1)
+    assert conv_pays(plain.weight, 16)
+    assert not conv_pays(plain.weight, 32 * 32)
+    assert not conv_pays(plain.weight, 16 * 16)
+    matrices = {n: torch.zeros(10, n) for n in (64, 4000)} | {512: torch.zeros(32, 512)}
+    assert matrix_pays(matrices[4000], 1) and matrix_pays(matrices[512], 4)
+    assert not matrix_pays(matrices[64], 1) and not matrix_pays(matrices[4000], 16)
+    words = nn.Sequential(nn.Linear(64, 80), nn.Flatten(), nn.Linear(720, 5))
+    assert deferred(PerExample(words, check=False), torch.randn(2, 9, 64), y) == 0, "nine vectors"
     frozen = nn.Sequential(nn.Flatten(), nn.Linear(48, 96), nn.Linear(96, 5))
     frozen[1].weight.requires_grad_(False)
     assert deferred(PerExample(frozen, check=False), x, y) == 0
@@ -298,7 +306,7 @@ def test_a_clipped_example_with_small_entries_beside_large_ones_adds_no_more_tha
         model[2].weight.copy_((torch.randn(2, 512, 1) * sign).reshape(2, -1) * 0.3)
     engine, y = PerExample(model, check=False), torch.tensor([0])
     assert deferred(engine, x, y) >= 1
-    found = Layered(engine.objective).gradients(x, y)
+    found = Operators(engine.objective).gradients(x, y)
     clip = float(found.squared_norms().sum().sqrt())
     total = found.weighted_sum(Flat(clip).weights(found.squared_norms()))
     assert math.sqrt(sum(float(t.double().square().sum()) for t in total)) <= clip

@@ -14,7 +14,7 @@ from sfumato import models
 from sfumato.privacy import Flat, GaussianNoise, PoissonSampler
 from sfumato.privacy.engines import compiled
 from sfumato.privacy.engines.compiled import Compiled, NotCompiled
-from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.per_example import PerExample
@@ -50,7 +50,7 @@ def test_norms_and_sums_are_those_of_the_layered_pass(
     engine = PerExample(model, views=views, check=False)
     x, y = torch.randn(3 * views, 2, size, size).double(), torch.randint(0, 5, (3,))
     ours = Compiled(engine.objective, x, 3, torch.float64, storage=storage).gradients(x, y)
-    reference = Layered(engine.objective).gradients(x, y)
+    reference = Operators(engine.objective).gradients(x, y)
     norms, wanted = ours.squared_norms(), reference.squared_norms()
     assert ours.names == reference.names
     assert bool((norms >= wanted * (1 + 1e-4) - 1e-9).all())
@@ -75,7 +75,7 @@ def test_values_follow_the_parameters() -> None:
     after = passes.gradients(x, y).losses
     assert not torch.allclose(before, after)
     torch.testing.assert_close(
-        after, Layered(engine.objective).gradients(x, y).losses, rtol=1e-4, atol=1e-5
+        after, Operators(engine.objective).gradients(x, y).losses, rtol=1e-4, atol=1e-5
     )
 
 
@@ -218,7 +218,7 @@ def test_one_process_may_train_more_models_than_the_compiler_likes() -> None:
         ours = Compiled(
             engine.objective, x, filters, torch.float32, storage="materialise"
         ).gradients(x, y)
-        wanted = Layered(engine.objective).gradients(x, y)
+        wanted = Operators(engine.objective).gradients(x, y)
         torch.testing.assert_close(ours.losses, wanted.losses)
         weights = torch.rand(filters, 1)
         for a, b in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):

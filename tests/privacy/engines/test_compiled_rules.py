@@ -15,7 +15,7 @@ from sfumato.privacy.engines.compiled import Compiled
 from sfumato.privacy.engines.compiled_rules import group_norm, mish
 from sfumato.privacy.engines.layer_rules import Own
 from sfumato.privacy.engines.layer_rules import group_norm as layered
-from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.engines.stored_gradients import Matrix
 from sfumato.privacy.per_example import PerExample
@@ -77,7 +77,7 @@ def test_mish_is_replaced_in_the_compiled_pass() -> None:
     x, y = torch.randn(4, 3, 2, 2).double(), torch.randint(0, 3, (4,))
     passes = Compiled(engine.objective, x, 4, torch.float64)
     assert passes.taps.forwards[model[2]] is mish
-    ours, reference = passes.gradients(x, y), Layered(engine.objective).gradients(x, y)
+    ours, reference = passes.gradients(x, y), Operators(engine.objective).gradients(x, y)
     torch.testing.assert_close(ours.losses, reference.losses.float())
     every = torch.ones(4, 1).double()
     for a, b in zip(ours.weighted_sum(every), reference.weighted_sum(every), strict=True):
@@ -94,7 +94,7 @@ def test_large_matrices_store_output_gradients(views: int) -> None:
     kept = [slot for slot in passes.taps.slots if isinstance(slot, Matrix)]
     assert [tuple(slot.value.shape) for slot in kept] == [(192, 192)]
     x[views : 2 * views] = float("nan")
-    ours, reference = passes.gradients(x, y), Layered(engine.objective).gradients(x, y)
+    ours, reference = passes.gradients(x, y), Operators(engine.objective).gradients(x, y)
     norms, wanted = ours.squared_norms(), reference.squared_norms()
     assert bool((norms[[0, 2, 3]] >= wanted[[0, 2, 3]]).all())
     torch.testing.assert_close(norms[[0, 2, 3]], wanted[[0, 2, 3]], rtol=1e-3, atol=1e-9)
@@ -146,7 +146,7 @@ def test_odd_channels_are_filled_up_in_half_precision(storage: Storage) -> None:
     engine = PerExample(model, views=2, check=False)
     x = torch.randn(6, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     y = torch.randint(0, 4, (3,))
-    reference = Layered(engine.objective).gradients(x, y)
+    reference = Operators(engine.objective).gradients(x, y)
     ours = Compiled(engine.objective, x, 3, torch.bfloat16, storage=storage).gradients(x, y)
     wanted = reference.squared_norms()
     torch.testing.assert_close(ours.squared_norms(), wanted, rtol=0.1, atol=1e-3)

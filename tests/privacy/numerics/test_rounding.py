@@ -109,7 +109,7 @@ def test_autocast_does_not_reach_the_sum(cnn: nn.Module) -> None:
     mechanism = private(cnn, 0.01)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert all(0.0099 < added(mechanism, X, Y, j) <= 0.01 for j in range(6))
-    assert mechanism.per_example.method == "layers"
+    assert mechanism.per_example.method == "operators"
 
 
 def test_autocast_gradients_are_near_the_full_ones(cnn: nn.Module) -> None:

@@ -13,7 +13,7 @@ from sfumato.privacy.checks.isolation import LOOSE, without
 from sfumato.privacy.checks.model_under_test import Draws, is_random, without_zeros
 from sfumato.privacy.engines.compiled import Compiled, Fused, NotCompiled
 from sfumato.privacy.engines.cuda_graphs import SETTLED
-from sfumato.privacy.engines.layered import Layered
+from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import undisturbed
@@ -26,16 +26,18 @@ _TOO_LITTLE = 1.3
 """Allowed excess of norms: ghost norms of standardised filters are slightly too large."""
 
 
-def compiled_pass(layered: Layered, x: Tensor, y: Tensor, precision: torch.dtype) -> Compiled | str:
+def compiled_pass(
+    operators: Operators, x: Tensor, y: Tensor, precision: torch.dtype
+) -> Compiled | str:
     """The compiled pass for batches like this one, or the reason why it does not fit the model.
 
-    It is compared, on random inputs, with the layered pass that was compared with the reference:
+    It is compared, on random inputs, with the pass by operators, which the reference confirmed:
     in float32 up to rounding, in a narrower precision up to the error of autocast. An example's
     contribution must not exceed its norm. An example that turns into NaN must not move the norm or
     the loss of any other. Parameters that are zero have other values meanwhile: they would hide
     everything behind them.
     """
-    objective = layered.objective
+    objective = operators.objective
     try:
         with undisturbed(objective.model), without_zeros(objective.model):
             with any_algorithm():
@@ -43,7 +45,7 @@ def compiled_pass(layered: Layered, x: Tensor, y: Tensor, precision: torch.dtype
                 draws = Draws.for_objective(objective, x, y)
                 if is_random(objective.model, draws.x(3)):
                     raise NotCompiled("the model draws random numbers")
-            _compare(compiled, layered, draws.x(x.shape[0]), draws.y(y.shape[0]), precision)
+            _compare(compiled, operators, draws.x(x.shape[0]), draws.y(y.shape[0]), precision)
         compiled.forget()  # The zeros are restored.
         if x.is_cuda:
             # Long-lived tensors are allocated from here on, and must not lie between temporary
@@ -57,7 +59,7 @@ def compiled_pass(layered: Layered, x: Tensor, y: Tensor, precision: torch.dtype
 
 
 def _compare(
-    compiled: Compiled, layered: Layered, x: Tensor, y: Tensor, precision: torch.dtype
+    compiled: Compiled, operators: Operators, x: Tensor, y: Tensor, precision: torch.dtype
 ) -> None:
     """Raise `NotCompiled` if the passes differ in the first and the last examples.
 
@@ -66,7 +68,7 @@ def _compare(
 
     Guarantee: Each compared example adds no more than its norm, in any precision.
     """
-    few, views = min(4, y.shape[0]), layered.objective.views
+    few, views = min(4, y.shape[0]), operators.objective.views
     picks = sorted({*range(few), *range(y.shape[0] - few, y.shape[0])})
     rows = [i * views + view for i in picks for view in range(views)]
     for _ in range(SETTLED if x.is_cuda else 1):
@@ -75,19 +77,19 @@ def _compare(
         _sum_of(picks, ours)
     _check_lengths(ours, norms, picks)
     with any_algorithm():
-        reference = layered.gradients(x[rows], y[picks])
+        reference = operators.gradients(x[rows], y[picks])
     found = _apart(ours, picks, reference)
     allowed = 2e-2, 1e-1
     if precision != torch.float32:
         with any_algorithm(), torch.autocast(x.device.type, precision):
-            narrow = layered.gradients(x[rows], y[picks])
+            narrow = operators.gradients(x[rows], y[picks])
         usual = _apart(narrow, range(len(picks)), reference)
         # One example alone may differ by much: the gradient of a confident prediction is mostly
         # rounding.
         allowed = max(5e-2, 2 * usual[0]), max(3e-1, 3 * usual[1])
     if not (found[0] <= allowed[0] and found[1] <= allowed[1]):
         raise NotCompiled(
-            f"it differs from the layered pass by {found[0]:.1e}, for one example by "
+            f"it differs from the pass by operators by {found[0]:.1e}, for one example by "
             f"{found[1]:.1e}, where {allowed[0]:.1e} and {allowed[1]:.1e} are usual"
         )
     middle = y.shape[0] // 2

@@ -39,11 +39,12 @@ from sfumato.privacy.checks.model_under_test import (
 from sfumato.privacy.checks.random_inputs import CUT, KINDS, replacement
 from sfumato.privacy.checks.refusals import refuse_mixing_layers
 from sfumato.privacy.engines.engine import Engine
-from sfumato.privacy.engines.expanded_weights import NotPerLayer
-from sfumato.privacy.engines.layered import Layered, Vectorised
+from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
+from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.results import Gradients
+from sfumato.privacy.engines.vectorised import Vectorised
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import Snapshot, seed, undisturbed
 from sfumato.privacy.numerics.precision import any_algorithm, full_precision
@@ -158,7 +159,7 @@ def choose_engine(
             )
             objection = _objection_in_double(trial) if twin is not None else None
             objection = objection or _objection(trial, (2, 3, *([large] if large else [])))
-            if large and y.shape[0] > large and isinstance(engine, Layered):
+            if large and y.shape[0] > large and isinstance(engine, Operators):
                 objection = objection or _outputs_by_size(trial, y.shape[0])
             if objection is None:
                 passed_over.pop(engine.name, None)
@@ -177,13 +178,12 @@ def choose_engine(
 def _candidates(objective: Objective, x: Tensor) -> Iterator[Engine]:
     """Engines to try, the fastest first.
 
-    A model may use a layer in a manner that requires the layer's gradients to be materialised.
+    A model may use an operator in a manner that requires its gradients to be materialised.
     """
-    layered = Layered(objective)
-    layered.prepare(x)
-    yield layered
-    if layered.keeps_books:
-        yield Layered(objective, book_keeping=False)
+    operators = Operators(objective)
+    yield operators
+    if operators.keeps_books(x):
+        yield Operators(objective, book_keeping=False)
     yield Vectorised(objective)
 
 
@@ -251,7 +251,7 @@ def _objection(trial: _Trial, sizes: Iterable[int]) -> str | None:
                         return said
     except UserError:
         raise
-    except NotPerLayer as reason:
+    except NotPerOperator as reason:
         return str(reason)
     except Exception as error:
         if out_of_memory(error):

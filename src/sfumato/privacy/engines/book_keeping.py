@@ -9,21 +9,16 @@ always larger than the two vectors together.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
 from sfumato.privacy.engines.convolution_gradients import conv_weight_gradients
-from sfumato.privacy.engines.paths import kind_of
-from sfumato.privacy.engines.storage_plan import geometry_of, outputs_of
 from sfumato.privacy.engines.stored_gradients import at_least_float32
-from sfumato.privacy.numerics.model_state import undisturbed
 from sfumato.privacy.numerics.rescaling import rescaled
 
 _SMALLEST = 1 << 16
@@ -31,6 +26,10 @@ _SMALLEST = 1 << 16
 
 _SMALLEST_MATRIX = 1 << 12
 """The same for weight matrices of linear layers, whose gradients are cheaper to defer."""
+
+_MOST_POSITIONS = 8
+"""The gradient of a matrix that more vectors of an example multiply is materialised: computing the
+sum in float64 costs more than storing it."""
 
 _AT_ONCE = 1 << 22
 """Numbers of patches converted to float64 at once, 32 MiB."""
@@ -142,55 +141,25 @@ class DeferredMatrix:
         return DeferredMatrix(self.x[:rows], self.d[:rows], self.views)
 
 
-def pays(layer: nn.Conv2d, output: torch.Size, views: int) -> bool:
+def conv_pays(weight: Tensor, length: int) -> bool:
     """Tell whether deferring a convolution's gradients is cheaper than materialising them.
 
     Args:
-        layer: The convolution.
-        output: The shape that it returns for one row.
-        views: Rows per example.
+        weight: The filters.
+        length: Spatial positions of the output, of all views of an example.
     """
-    length = views * output[2] * output[3]
-    few = length <= GHOST_LONGEST and 4 * length <= min(layer.weight[0].numel(), layer.out_channels)
-    return few and layer.weight.numel() >= _SMALLEST
+    few = length <= GHOST_LONGEST and 4 * length <= min(weight[0].numel(), weight.shape[0])
+    return few and weight.numel() >= _SMALLEST
 
 
-def _one_position(views: int) -> Geometry:
-    return Geometry((1, 1), (1, 1), (0, 0), (1, 1), views)
-
-
-def matrix_pays(layer: nn.Linear, views: int) -> bool:
-    """Tell whether deferring a linear layer's gradients is cheaper than materialising them."""
-    inputs, outputs = layer.in_features, layer.out_features
-    return inputs * outputs >= max(_SMALLEST_MATRIX, 2 * views * (inputs + outputs))
-
-
-def deferrable(
-    model: nn.Module, paths: Sequence[tuple[str, nn.Module, str]], x: Tensor, views: int
-) -> dict[nn.Module, tuple[Geometry, torch.Size]]:
-    """The layers whose gradients are to be deferred, and their output shapes for one row.
+def matrix_pays(weight: Tensor, positions: int) -> bool:
+    """Tell whether deferring a matrix's gradients is cheaper than materialising them.
 
     Args:
-        model: The model.
-        paths: Its modules with their names and paths, from `privacy.engines.paths.assign`.
-        x: Inputs like those to come.
-        views: Rows per example.
+        weight: The matrix.
+        positions: Vectors that one example multiplies with it.
     """
-    plain = [m for _, m, path in paths if path == "rule" and kind_of(m) in (nn.Conv2d, nn.Linear)]
-    if not plain:
-        return {}
-    owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
-    with undisturbed(model):
-        calls = outputs_of(model, x[:1])
-    found: dict[nn.Module, tuple[Geometry, torch.Size]] = {}
-    for module in plain:
-        assert isinstance(module, nn.Conv2d | nn.Linear)
-        shapes = calls.get(module, [])
-        if len(shapes) != 1 or owners[id(module.weight)] != 1 or not module.weight.requires_grad:
-            continue
-        if isinstance(module, nn.Linear):
-            if len(shapes[0]) == 2 and matrix_pays(module, views):
-                found[module] = _one_position(views), shapes[0]
-        elif (at := geometry_of(module, views)) and pays(module, shapes[0], views):
-            found[module] = at, shapes[0]
-    return found
+    outputs, inputs = weight.shape
+    if positions > _MOST_POSITIONS:
+        return False
+    return inputs * outputs >= max(_SMALLEST_MATRIX, 2 * positions * (inputs + outputs))

@@ -45,6 +45,8 @@ def conv_weight_gradients(
             0
         ]
         return grads[..., : x.shape[1]].permute(0, 1, 4, 2, 3)
+    if 1 < groups == x.shape[1] and x.device.type == "cpu" and x.dtype == torch.float32:
+        return _by_channels(x, d, kernel, stride, padding, dilation, views)
     if groups == 1 and stride == (1, 1) and x.shape[1] >= 16 and kernel != (1, 1):
         area = x.shape[2] * x.shape[3]
         padded = (x.shape[2] + 2 * padding[0]) * (x.shape[3] + 2 * padding[1])
@@ -78,6 +80,22 @@ def _by_taps(
             start = i * dh * width + j * dw
             torch.bmm(dt, xs[:, start : start + length], out=taps[i * kw + j])
     return taps.view(kh, kw, examples, out, channels).permute(2, 3, 4, 0, 1)
+
+
+def _by_channels(
+    x: Tensor, d: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, views: int
+) -> Tensor:
+    """One convolution in which each channel of each row is filtered by its output gradient."""
+    rows, out = d.shape[:2]
+    each = out // x.shape[1]
+    x = x.repeat_interleave(each, 1) if each > 1 else x
+    found = F.conv2d(
+        x.reshape(1, rows * out, *x.shape[2:]), d.reshape(rows * out, 1, *d.shape[2:]),
+        stride=dilation, padding=padding, dilation=stride, groups=rows * out,
+    )  # fmt: skip
+    # A stride may leave positions at the end that no filter tap has seen.
+    grad = found[..., : kernel[0], : kernel[1]].reshape(-1, views, out, 1, *kernel)
+    return grad.sum(1) if views > 1 else grad.squeeze(1)
 
 
 def _by_unfolding(

@@ -156,10 +156,14 @@ _linear: Callable[..., Tensor] = _Linear.apply
 
 def _values(x: Tensor, own: Own) -> tuple[Tensor, Tensor, Tensor | None]:
     """Input and plain values of a layer, cast as `torch.autocast` would cast them around it."""
-    weight, bias = own.weight, own.bias
-    assert weight is not None
-    if not own.cast:
-        return x, weight, bias
+    assert own.weight is not None
+    return cast_values(x, own.weight, own.bias) if own.cast else (x, own.weight, own.bias)
+
+
+def cast_values(
+    x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Input and plain values of an operator, cast as `torch.autocast` would cast them."""
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)

@@ -173,12 +173,12 @@ def _weighted(weights: Tensor, block: Tensor) -> Tensor:
     wide = widest(block.device)
     weights = weights.to(wide)
     numbers = _AT_ONCE.get(block.device.type, _AT_ONCE_ELSEWHERE)
-    rows = max(1, numbers // max(1, block.shape[0] * block.shape[2]))
-    parts = zip(torch.split(weights, rows), torch.split(block, rows, 1), strict=True)
-    sums = [torch.matmul(own, part.to(wide)) for own, part in parts]
-    total = sums[0]
-    for part in sums[1:]:
-        total += part
+    taps, examples, rest = block.shape
+    columns = max(1, numbers // max(1, examples))
+    total = torch.empty(taps, rest, device=block.device, dtype=wide)
+    for own, sums in zip(block, total, strict=True):
+        for part, sum_ in zip(own.split(columns, 1), sums.split(columns), strict=True):
+            torch.mv(part.to(wide).T, weights, out=sum_)
     return total
 
 

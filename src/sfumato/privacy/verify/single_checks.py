@@ -23,9 +23,9 @@ from sfumato.privacy.checks.model_under_test import (
 from sfumato.privacy.checks.random_inputs import replacement
 from sfumato.privacy.clipping import MARGIN, Flat
 from sfumato.privacy.engines.engine import Engine
-from sfumato.privacy.engines.layered import Layered
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
+from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.distance import distance
@@ -70,7 +70,7 @@ class Trial:
     def engine(self, views: int = 1, loss: Loss | None = None) -> Engine:
         """The chosen engine for so many views."""
         objective = Objective(self.model, loss or self.loss, views)
-        return Layered(objective) if self.chosen is None else self.chosen.on(objective)
+        return Operators(objective) if self.chosen is None else self.chosen.on(objective)
 
     @cached_property
     def draws(self) -> Draws:

@@ -1,0 +1,94 @@
+"""Gradients of the leaves of one pass, mapped to the parameters that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.privacy.engines.book_keeping import DeferredFilters, DeferredMatrix
+from sfumato.privacy.engines.leaves import Leaves, NotPerOperator
+from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.engines.paths import Tapped, tapped
+from sfumato.privacy.engines.results import Deferred, Gradients
+
+
+def run_with_leaves(
+    objective: Objective,
+    x: Tensor,
+    y: Tensor,
+    leaves: Leaves,
+    taps: dict[nn.Module, Tapped],
+    forward_ended: Callable[[], None] = lambda: None,
+) -> Gradients:
+    """Run the objective with the forward passes of some modules replaced by ones with leaves.
+
+    Args:
+        objective: The model, its loss and its views.
+        x: Inputs.
+        y: Targets.
+        leaves: The leaves of this pass.
+        taps: The forward passes that replace those of some modules.
+        forward_ended: Called between the forward and the backward pass.
+    """
+    parameters = objective.trainable
+    with torch.enable_grad(), tapped(taps):
+        outputs, losses = objective(x, y)
+        forward_ended()
+        tensors = _collect(losses.sum(), leaves, {id(p): p for p in parameters.values()})
+    shapes = tuple(p.shape for p in parameters.values())
+    return Gradients(tuple(parameters), shapes, tensors, losses.detach(), outputs.detach())
+
+
+def _collect(
+    total: Tensor, leaves: Leaves, parameters: dict[int, nn.Parameter]
+) -> list[Tensor | Deferred | None]:
+    """Differentiate, map derived weights back to their parameters, and sum uses."""
+    theta = list(parameters.values())
+    # Operators within a checkpoint run again in the backward pass, and ask for leaves again.
+    direct, later = dict(leaves.of_parameter), dict(leaves.deferred)
+    derived = list(leaves.of_derived)
+    if not total.requires_grad:
+        return [None] * len(theta)
+    groups = (
+        list(direct.values()),
+        [leaf for _, leaf in derived],
+        [leaf for _, leaf, _ in later.values()],
+        theta,
+    )
+    grads = torch.autograd.grad(total, [t for g in groups for t in g], allow_unused=True)
+    ours, of_derived, of_later, stray = _split(grads, [len(g) for g in groups])
+    if any(g is not None for g in stray):
+        raise NotPerOperator("a parameter meets the batch in an operator that has no rule")
+    found: dict[int, Tensor] = {}
+    kept: dict[int, Deferred] = {}
+    for (key, (x, _, at)), d in zip(later.items(), of_later, strict=True):
+        if d is not None and d.dim() == 2:
+            kept[key] = DeferredMatrix(x, d, at.views)
+        elif d is not None:
+            kept[key] = DeferredFilters(x, d, parameters[key].detach(), at)
+    for key, grad in zip(direct, ours, strict=True):
+        if grad is not None:
+            found[key] = grad
+    for (weight, _), grad in zip(derived, of_derived, strict=True):
+        if grad is None:
+            continue
+        mapped = torch.autograd.grad(
+            weight, theta, grad, is_grads_batched=True, allow_unused=True, retain_graph=True
+        )
+        for parameter, part in zip(theta, mapped, strict=True):
+            if part is not None:
+                key = id(parameter)
+                found[key] = found[key] + part if key in found else part
+    return [found.get(id(p), kept.get(id(p))) for p in theta]
+
+
+def _split(
+    found: Sequence[Tensor | None], sizes: Sequence[int]
+) -> Iterator[Sequence[Tensor | None]]:
+    """Consecutive parts of these sizes."""
+    start = 0
+    for size in sizes:
+        yield found[start : start + size]
+        start += size

@@ -1,0 +1,53 @@
+"""A contact in one pass, as its rule is given it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sfumato.privacy.engines.contacts import Contact
+from sfumato.privacy.engines.leaves import Leaves, NotPerOperator
+from sfumato.privacy.engines.row_place import Place
+
+
+@dataclass(frozen=True)
+class Met:
+    """A contact in one pass: the operator's place in the model, and the leaves of the pass."""
+
+    contact: Contact
+    leaves: Leaves
+    deferred: bool
+
+    @property
+    def copies(self) -> int:
+        """Indices of the rows' dimension that belong to one example."""
+        return self.leaves.views * self.contact.place.each
+
+    def by_example(self, t: Tensor, last: int = 1) -> Tensor:
+        """`(examples, positions, ...)` with the last dimensions kept."""
+        return self.contact.place.by_example(t, self.leaves.examples, self.leaves.rows, last)
+
+    def per_row(self, weight: Any, dims: int, place: Place | None = None) -> Any:
+        """A weight's leaf, arranged to broadcast over a batch; any other value as it is."""
+        if not isinstance(weight, Tensor) or (leaf := self.leaves.of(weight)) is None:
+            return weight
+        return self.spread(leaf, tuple(weight.shape), dims, place or self.contact.output)
+
+    def spread(self, leaf: Tensor, shape: tuple[int, ...], dims: int, place: Place) -> Tensor:
+        """A leaf of a weight of this shape, arranged to broadcast over a batch."""
+        spread = place.spread(leaf, shape, dims, self.leaves.views)
+        if spread is None:
+            raise NotPerOperator("a parameter has an entry for each row of the batch")
+        return spread
+
+
+Rule = Callable[..., Any]
+"""From a contact, its function and its arguments to the result."""
+
+
+def named(names: tuple[str, ...], args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -1,0 +1,362 @@
+"""The contacts of a model: operators in which a trained parameter meets the batch.
+
+A model is run on two and on three rows while every call of PyTorch is recorded. A tensor whose
+shape grows with the rows belongs to the batch, and so does what is computed from it. A tensor that
+is computed from parameters alone is a *weight*. A call in which a weight meets the batch is a
+contact, wherever in the code it happens and whichever module owns the parameter.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sfumato.privacy.engines.leaves import NotPerOperator
+from sfumato.privacy.engines.row_place import Place, locate
+from sfumato.privacy.numerics.model_state import seed, undisturbed
+
+OPENED = (F.multi_head_attention_forward, torch.autograd.grad)
+"""Functions in Python that call operators themselves, or run a checkpoint again."""
+
+
+Key = tuple[Callable[..., Any], tuple[str, ...], int]
+
+
+class Numbers:
+    """Numbers of calls among those of the same function with the same parameters.
+
+    Args:
+        names: Names of the trained parameters by identity.
+    """
+
+    def __init__(self, names: dict[int, str]) -> None:
+        self._names = names
+        self._calls: Counter[Any] = Counter()
+
+    def key(self, function: Callable[..., Any], given: Iterable[Any]) -> Key:
+        """The key of the next call of a function with these arguments."""
+        own = tuple(name for t in given if (name := self._names.get(id(t))) is not None)
+        self._calls[function, own] += 1
+        return function, own, self._calls[function, own]
+
+
+@dataclass(frozen=True)
+class Contact:
+    """A call in which weights meet the batch.
+
+    Attributes:
+        function: The function that is called.
+        number: Its number among the calls of this function with the same parameters.
+        source: The position of its first argument that belongs to the batch, or None.
+        place: The place of rows in that argument, or in the result.
+        output: The place of rows in its result.
+        weights: For each argument that is a weight, its position, and the name of the parameter if
+            it is one.
+        parameters: The parameters behind the weights.
+        input_shape: The shape of that argument for two rows, or of the result.
+        output_shape: The shape of the result for two rows.
+        call: Its number among all calls.
+    """
+
+    function: Callable[..., Any]
+    number: int
+    source: int | None
+    place: Place
+    output: Place
+    weights: tuple[tuple[int, str | None], ...]
+    parameters: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    call: int
+
+    @property
+    def key(self) -> Key:
+        """The function, the parameters among its arguments, and the number."""
+        return self.function, tuple(name for _, name in self.weights if name), self.number
+
+
+@dataclass
+class _Call:
+    """A recorded call: the function, its tensors by index, and whether its number counts."""
+
+    function: Callable[..., Any]
+    inputs: list[tuple[int, int]]
+    outputs: list[int]
+    number: int | None
+
+
+@dataclass
+class _Recording:
+    """All calls of one run, with the tensors that occur in them."""
+
+    calls: list[_Call] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    index: dict[int, int] = field(default_factory=dict)
+    results: list[Tensor] = field(default_factory=list)
+
+    def of(self, tensor: Tensor) -> int:
+        """The index of a tensor, which is kept, so that no other has its identity."""
+        if id(tensor) not in self.index:
+            self.index[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+            self.shapes.append(tuple(tensor.shape))
+        return self.index[id(tensor)]
+
+
+def flat(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Arguments in order, with one level of lists and tuples opened."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+class Opening(TorchFunctionMode):
+    """A mode that also sees the calls inside functions that are written in Python."""
+
+    def opened(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a function under this mode."""
+        with self:
+            return _without_dispatch(function)(*args, **kwargs)
+
+
+@cache
+def _without_dispatch(function: Any) -> Callable[..., Any]:
+    """The same function, which does not hand itself to a mode first."""
+    no = {name: (lambda *_: False) for name in function.__globals__ if "has_torch_function" in name}
+    copy = types.FunctionType(
+        function.__code__, {**function.__globals__, **no}, function.__name__,
+        function.__defaults__, function.__closure__,
+    )  # fmt: skip
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class _Recorder(Opening):
+    def __init__(self, counted: Container[Any], names: dict[int, str]) -> None:
+        super().__init__()
+        self.counted, self.numbers, self.found = counted, Numbers(names), _Recording()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in OPENED:
+            return self.opened(func, args, kwargs)
+        given = list(flat(args, kwargs))
+        inputs = [(k, self.found.of(t)) for k, t in enumerate(given) if isinstance(t, Tensor)]
+        number = self.numbers.key(func, given)[2] if func in self.counted else None
+        result = func(*args, **kwargs)
+        outputs = [t for t in flat((result,), {}) if isinstance(t, Tensor)]
+        if func is Tensor.__setitem__:
+            outputs = [args[0]]
+        if outputs:
+            own = [self.found.of(t) for t in outputs]
+            self.found.calls.append(_Call(func, inputs, own, number))
+        return result
+
+
+def find_contacts(
+    model: nn.Module, x: Tensor, counted: Container[Any], opaque: Container[nn.Module] = ()
+) -> tuple[list[Contact], dict[str, set[str]]]:
+    """All contacts of a model.
+
+    Args:
+        model: The model.
+        x: An input of one row or more; its values are not used.
+        counted: Functions whose calls are numbered.
+        opaque: Modules whose own calls are not looked at.
+
+    Returns:
+        The contacts that have a number, and for every parameter of another contact, or of none,
+        the names of the functions that it meets the batch in.
+
+    Raises:
+        NotPerOperator: The calls depend on the number of rows.
+    """
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    with undisturbed(model):
+        model(
+            _inputs(x, 2)
+        )  # Constants that a model makes in its first call are there from now on.
+        two, three = (_recorded(model, _inputs(x, rows), counted, opaque, names) for rows in (2, 3))
+        contacts, others = _classified(names, two, three)
+        if any(c.place.each > 1 or c.output.each > 1 for c in contacts):
+            changed = _recorded(model, _inputs(x, 3, change=True), counted, opaque, names)
+            contacts = [_ordered(contact, three, changed) for contact in contacts]
+    return contacts, others
+
+
+def _inputs(x: Tensor, rows: int, *, change: bool = False) -> Tensor:
+    """Rows of pseudo-random numbers; with `change`, the last is another one."""
+    shape = (rows, *x.shape[1:])
+    if not x.is_floating_point():
+        made = x.new_zeros(shape)
+        if change:
+            made[-1] = 1
+        return made
+    generator = torch.Generator().manual_seed(1)
+    made = torch.rand(shape, generator=generator).to(x)
+    if change:
+        made[-1] = torch.rand(shape[1:], generator=generator).to(x) - 1
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        made = made.contiguous(memory_format=torch.channels_last)
+    return made
+
+
+def _recorded(
+    model: nn.Module,
+    x: Tensor,
+    counted: Container[Any],
+    opaque: Container[nn.Module],
+    names: dict[int, str],
+) -> _Recording:
+    recorder = _Recorder(counted, names)
+    recorder.found.of(x)
+    seed(model)
+    with torch.enable_grad(), _closed([m for m in model.modules() if m in opaque]), recorder:
+        result = model(x)
+    recorder.found.results = [t for t in flat((result,), {}) if isinstance(t, Tensor)]
+    return recorder.found
+
+
+@contextmanager
+def _closed(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run some modules outside of every mode."""
+
+    def forward(module: nn.Module) -> Callable[..., Any]:
+        own = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with torch._C.DisableTorchFunction():
+                return own(*args, **kwargs)
+
+        return run
+
+    before = {module: module.__dict__.get("forward") for module in modules}
+    for module in before:
+        module.__dict__["forward"] = forward(module)
+    try:
+        yield
+    finally:
+        for module, own in before.items():
+            del module.__dict__["forward"]
+            if own is not None:
+                module.__dict__["forward"] = own
+
+
+def _classified(
+    names: dict[int, str], two: _Recording, three: _Recording
+) -> tuple[list[Contact], dict[str, set[str]]]:
+    """The contacts of two runs that made the same calls."""
+    if [c.function for c in two.calls] != [c.function for c in three.calls] or [
+        (c.inputs, c.outputs) for c in two.calls
+    ] != [(c.inputs, c.outputs) for c in three.calls]:
+        raise NotPerOperator("the model calls other operators for another number of rows")
+    places = [
+        locate(a, b) if len(a) == len(b) and a != b else None
+        for a, b in zip(two.shapes, three.shapes, strict=True)
+    ]
+    batch = [place is not None for place in places]
+    batch[0] = True
+    behind: dict[int, frozenset[str]] = {}
+    for t, tensor in enumerate(two.tensors):
+        if id(tensor) in names:
+            behind[t] = frozenset([names[id(tensor)]])
+    made: set[int] = set()
+    contacts: list[Contact] = []
+    others: dict[str, set[str]] = {name: set() for name in names.values()}
+    for k, call in enumerate(two.calls):
+        for _, t in call.inputs:
+            if t not in behind and not batch[t] and t not in made:
+                behind[t] = _reached(two.tensors[t], names)
+        made.update(call.outputs)
+        weights = [(at, t) for at, t in call.inputs if behind.get(t) and not batch[t]]
+        rows = [(at, t) for at, t in call.inputs if places[t] is not None]
+        grown = next((t for t in call.outputs if places[t] is not None), None)
+        if not weights:
+            continue
+        roots = frozenset().union(*(behind[t] for _, t in weights))
+        if grown is None and not rows:
+            for t in call.outputs:
+                behind[t] = behind.get(t, frozenset()) | roots
+            continue
+        for t in call.outputs:
+            batch[t] = True
+        if call.number is None or grown is None:
+            for name in roots:
+                others[name].add(getattr(call.function, "__name__", str(call.function)))
+            continue
+        at, source = rows[0] if rows else (None, grown)
+        place, output = places[source], places[grown]
+        assert place is not None and output is not None
+        own = tuple((at, names.get(id(two.tensors[t]))) for at, t in weights)
+        behind_it = tuple(sorted(roots))
+        shapes = two.shapes[source], two.shapes[grown]
+        contacts.append(
+            Contact(call.function, call.number, at, place, output, own, behind_it, *shapes, k)
+        )
+    touched = {name for contact in contacts for name in contact.parameters}
+    used = touched.union(*(_reached(t, names) for t in two.results))
+    return contacts, {
+        name: found for name, found in others.items() if found or name in used - touched
+    }
+
+
+def _reached(tensor: Tensor, names: dict[int, str]) -> frozenset[str]:
+    """The parameters that a tensor is computed from by operators that were not recorded."""
+    found, left, seen = set(), [tensor.grad_fn], set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (name := names.get(id(getattr(node, "variable", None)))) is not None:
+            found.add(name)
+        left += [following for following, _ in node.next_functions]
+    return frozenset(found)
+
+
+def _ordered(contact: Contact, run: _Recording, changed: _Recording) -> Contact:
+    """The contact with the order of indices that belong to one row, seen by changing a row."""
+    pairs = zip(run.calls, changed.calls, strict=True)
+    a, b = next((a, b) for k, (a, b) in enumerate(pairs) if k == contact.call)
+    place = contact.place
+    if contact.source is not None:
+        place = _order(
+            place,
+            *(run_.tensors[dict(c.inputs)[contact.source]] for run_, c in ((run, a), (changed, b))),
+        )
+    output = next(k for k in a.outputs if _grown(run.shapes[k], contact.output))
+    there = b.outputs[a.outputs.index(output)]
+    found = _order(contact.output, run.tensors[output], changed.tensors[there])
+    return replace(contact, place=place if contact.source is not None else found, output=found)
+
+
+def _grown(shape: tuple[int, ...], place: Place) -> bool:
+    return len(shape) > place.dim and shape[place.dim] == 3 * place.each
+
+
+def _order(place: Place, first: Tensor, second: Tensor) -> Place:
+    """The place, interleaved if a change of the last of three rows shows it."""
+    if place.each == 1:
+        return place
+    moved = (first != second).movedim(place.dim, 0).flatten(1).any(1)
+    index = torch.arange(3 * place.each, device=moved.device)
+    if bool((moved <= (index // place.each == 2)).all()):
+        return place
+    if not bool((moved <= (index % 3 == 2)).all()):
+        raise NotPerOperator("a row of the batch lies scattered in a tensor")
+    return replace(place, interleaved=True)

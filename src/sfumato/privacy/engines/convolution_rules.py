@@ -1,0 +1,98 @@
+"""Rules of convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.engines.compiled_rules import FilterLeaves, filters
+from sfumato.privacy.engines.contact_rule import Met, Rule, named
+from sfumato.privacy.engines.layer_rules import _convolution, cast_values
+
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+def convolution(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.conv1d` and `F.conv2d`, with every stride, padding, dilation and grouping."""
+    return _convolved(met, **named(_CONVOLUTION, args, kwargs))
+
+
+def _convolved(
+    met: Met,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    flat = weight.dim() == 3
+    size = tuple(weight.shape[2:])
+    stride, dilation = _each(stride, len(size)), _each(dilation, len(size))
+    x = met.contact.place.leading(input, met.leaves.rows)
+    x, padding = _padded(x, padding, size, dilation)
+    weight_leaf = None if met.deferred else met.leaves.of(weight)
+    x, values, shift = cast_values(x, weight.detach(), None if bias is None else bias.detach())
+    if met.deferred:
+        at = Geometry(size, stride, padding, dilation, met.copies)  # type: ignore[arg-type]
+        with torch.no_grad():
+            shape = F.conv2d(x[:1], values, None, stride, padding, dilation, groups).shape
+        leaf = met.leaves.defer(weight, x, at, x.shape[0], *shape[1:])
+        y = filters(FilterLeaves(values, shift, met.leaves.of(bias), at, output=leaf), x)
+        return met.contact.output.back(y, met.leaves.rows)
+    if flat:
+        x, values = x.unsqueeze(2), values.unsqueeze(2)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+        weight_leaf = None if weight_leaf is None else weight_leaf.unsqueeze(3)
+    y = _convolution(
+        x, values, shift, weight_leaf, met.leaves.of(bias),
+        stride, padding, dilation, groups, False, (0, 0), met.copies,
+    )  # fmt: skip
+    return met.contact.output.back(y.squeeze(2) if flat else y, met.leaves.rows)
+
+
+_TRANSPOSED = (
+    "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
+)  # fmt: skip
+
+
+def transposed_convolution(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.conv_transpose2d`."""
+    own = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
+    own |= named(_TRANSPOSED, args, kwargs)
+    bias: Any = own["bias"]
+    x = met.contact.place.leading(own["input"], met.leaves.rows)  # type: ignore[arg-type]
+    weight: Any = own["weight"]
+    shift = None if bias is None else bias.detach()
+    y = _convolution(
+        *cast_values(x, weight.detach(), shift), met.leaves.of(weight), met.leaves.of(bias),
+        _each(own["stride"], 2), _each(own["padding"], 2), _each(own["dilation"], 2),
+        own["groups"], True, _each(own["output_padding"], 2), met.copies,
+    )  # fmt: skip
+    return met.contact.output.back(y, met.leaves.rows)
+
+
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    """One number for each spatial dimension."""
+    if isinstance(value, int):
+        return (value,) * dims
+    values = tuple(int(v) for v in value)
+    return values * dims if len(values) == 1 else values
+
+
+def _padded(
+    x: Tensor, padding: Any, size: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Apply the padding that differs at the two ends; return the input and the padding left."""
+    if not isinstance(padding, str):
+        return x, _each(padding, len(size))
+    total = [0 if padding == "valid" else d * (k - 1) for k, d in zip(size, dilation, strict=True)]
+    if all(n % 2 == 0 for n in total):
+        return x, tuple(n // 2 for n in total)
+    ends = [end for n in reversed(total) for end in (n // 2, n - n // 2)]
+    return F.pad(x, ends), (0,) * len(size)

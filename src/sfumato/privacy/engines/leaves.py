@@ -1,0 +1,59 @@
+"""The per-example leaves of one pass: tensors whose gradients are per-example gradients."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.engines.stored_gradients import zeros
+
+
+class NotPerOperator(Exception):
+    """Use of a parameter that only an engine for the whole model can follow."""
+
+
+class Leaves:
+    """The per-example leaves of one pass, created as operators ask for them.
+
+    Args:
+        examples: Examples in the batch.
+        views: Rows per example.
+        parameters: The trained parameters by identity.
+
+    Attributes:
+        of_parameter: Leaves by the identity of their parameters.
+        of_derived: Tensors that are computed from parameters, each with its leaf.
+        deferred: By the identity of a parameter, an operator's input, the leaf that receives the
+            gradients of its output, and the geometry.
+    """
+
+    def __init__(self, examples: int, views: int, parameters: dict[int, nn.Parameter]) -> None:
+        self.examples, self.views = examples, views
+        self.rows = examples * views
+        self._parameters = parameters
+        self.of_parameter: dict[int, Tensor] = {}
+        self.of_derived: list[tuple[Tensor, Tensor]] = []
+        self.deferred: dict[int, tuple[Tensor, Tensor, Geometry]] = {}
+
+    def of(self, tensor: Tensor | None) -> Tensor | None:
+        """The leaf of a parameter, the same each time, or a new one of a derived tensor."""
+        if tensor is None or not tensor.requires_grad:
+            return None
+        if id(tensor) not in self._parameters:
+            leaf = self._new(tensor)
+            self.of_derived.append((tensor, leaf))
+            return leaf
+        if id(tensor) not in self.of_parameter:
+            self.of_parameter[id(tensor)] = self._new(tensor)
+        return self.of_parameter[id(tensor)]
+
+    def defer(self, weight: Tensor, x: Tensor, at: Geometry, *output: int) -> Tensor:
+        """A leaf for the gradients of an operator's output instead of those of its weight."""
+        if id(weight) in self.deferred:
+            raise NotPerOperator("an operator is called otherwise than it was at first")
+        leaf = zeros(x, *output)
+        self.deferred[id(weight)] = x.detach(), leaf, at
+        return leaf
+
+    def _new(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().expand(self.examples, *tensor.shape).requires_grad_()

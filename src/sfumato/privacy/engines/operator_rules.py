@@ -1,0 +1,304 @@
+"""Per-example gradients of single operators: the rules.
+
+A rule runs an operator in which weights meet the batch on plain values, and ties a *leaf* of shape
+`(examples, *shape)` for each weight into the graph. Where a weight is small the leaf is used in its
+place; where it is large (filters, matrices) the leaf is never read, and an autograd function
+defines its gradient. In both cases `torch.autograd.grad(loss, leaf)` returns per-example gradients,
+without hooks and without state on parameters.
+
+A batch has `rows = examples * views` rows in example-major order. Gradients are summed over the
+views of an example here; the mean is taken in the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.engines.contact_rule import Met, Rule, named
+from sfumato.privacy.engines.convolution_rules import convolution, transposed_convolution
+from sfumato.privacy.engines.layer_rules import _embedding, _group_norm, cast_values
+from sfumato.privacy.engines.leaves import NotPerOperator
+from sfumato.privacy.engines.row_place import Place
+
+
+def broadcasting(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An elementwise operator, or a product of matrices: leaves in the place of weights."""
+    given = (*args, *kwargs.values())
+    dims = max(t.dim() for t in given if isinstance(t, Tensor))
+    marked = {at for at, _ in met.contact.weights}
+    values = [met.per_row(v, dims) if k in marked else v for k, v in enumerate(given)]
+    named = dict(zip(kwargs, values[len(args) :], strict=True))
+    return function(*values[: len(args)], **named)
+
+
+def growing(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A weight that is expanded or repeated to the rows of a batch."""
+    with torch.no_grad():
+        shape = function(*args, **kwargs).shape
+    spread = met.per_row(args[0], len(shape))
+    if all(have in (1, want) for have, want in zip(spread.shape, shape, strict=True)):
+        return spread.expand(shape)
+    return spread.repeat(*(want // have for want, have in zip(shape, spread.shape, strict=True)))
+
+
+class _Linear(torch.autograd.Function):
+    """A linear operator on `(positions, in)` whose leaves receive per-example gradients.
+
+    Instead of the weight, the output may have a leaf, in example-major order.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_leaf: Tensor | None,
+        bias_leaf: Tensor | None,
+        output_leaf: Tensor | None,
+        met: Met,
+        lead: torch.Size,
+    ) -> Tensor:
+        # With a frozen weight only the shape of x is needed, so x may be changed in place. With a
+        # leaf of the output x is saved, so that autograd reports a change of what norms will need.
+        frozen = weight_leaf is None and output_leaf is None
+        ctx.save_for_backward(None if frozen else x, weight)
+        ctx.met, ctx.lead = met, lead
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, _, _, needs_weight, needs_bias, needs_output = ctx.needs_input_grad[:6]
+        dx = d @ weight if needs_x else None
+        dw = db = do = None
+        ds = ctx.met.by_example(d.view(*ctx.lead, d.shape[-1]))
+        if needs_weight:
+            xs = ctx.met.by_example(x.view(*ctx.lead, x.shape[-1]))
+            dw = torch.bmm(ds.transpose(1, 2), xs)
+        if needs_bias:
+            db = ds.sum(1)
+        if needs_output:
+            do = ds.flatten(0, 1)
+        return dx, None, None, dw, db, do, None, None
+
+
+_linear: Callable[..., Tensor] = _Linear.apply
+
+
+def linear(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.linear` on inputs of any number of dimensions."""
+    return _affine(met, **named(("input", "weight", "bias"), args, kwargs))
+
+
+def _affine(met: Met, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    leaf = None if met.deferred else met.leaves.of(weight)
+    return _matrix(met, input, weight, leaf, bias)
+
+
+def _matrix(
+    met: Met, x: Tensor, weight: Tensor, leaf: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    output = None
+    if met.deferred:
+        kept = met.by_example(x.detach())
+        at = Geometry((1, 1), (1, 1), (0, 0), (1, 1), kept.shape[1])
+        rows = kept.flatten(0, 1)
+        output = met.leaves.defer(weight, rows, at, rows.shape[0], weight.shape[0])
+    shift = None if bias is None else bias.detach()
+    # In two dimensions the result is not a view, so it may be changed in place afterwards.
+    flat, values, shift = cast_values(x.reshape(-1, x.shape[-1]), weight.detach(), shift)
+    y = _linear(flat, values, shift, leaf, met.leaves.of(bias), output, met, x.shape[:-1])
+    return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def matrix_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """A product with a weight: a matrix on the right is a linear operator."""
+    given = [*args, *kwargs.values()]
+    if function in _REFLECTED:
+        given.reverse()
+    x, weight = given[0], given[1]
+    at = 0 if function in _REFLECTED else 1
+    right = [position for position, _ in met.contact.weights] == [at]
+    if right and not kwargs and weight.dim() == 2:
+        leaf = met.leaves.of(weight)
+        turned = None if leaf is None else leaf.transpose(1, 2)
+        return _matrix(met, x, weight.t(), turned, None)
+    if right and not kwargs and weight.dim() == 1:
+        leaf = met.leaves.of(weight)
+        row = None if leaf is None else leaf.unsqueeze(1)
+        return _matrix(met, x, weight.unsqueeze(0), row, None).squeeze(-1)
+    if weight.dim() < 2 or x.dim() < 2:
+        raise NotPerOperator("a parameter is a vector on the left of a product")
+    y: Tensor = broadcasting(met, function, args, kwargs)
+    return y
+
+
+def addmm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`torch.addmm` of a bias, a batch and a matrix."""
+    if kwargs or len(args) != 3 or met.contact.source == 0 or args[0].dim() != 1:
+        raise NotPerOperator("torch.addmm is used otherwise than as a linear layer")
+    bias, x, weight = args
+    leaf = met.leaves.of(weight)
+    return _matrix(met, x, weight.t(), None if leaf is None else leaf.transpose(1, 2), bias)
+
+
+def einsum(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`torch.einsum` with an equation, in which a weight's leaf has the letter of the rows."""
+    if not isinstance(args[0], str) or kwargs or met.contact.source is None:
+        raise NotPerOperator("torch.einsum is used without an equation")
+    tensors = list(args[1]) if isinstance(args[1], list | tuple) else list(args[1:])
+    left, arrow, right = args[0].replace(" ", "").partition("->")
+    terms = left.split(",")
+    letter = terms[met.contact.source - 1][met.contact.place.dim : met.contact.place.dim + 1]
+    if not arrow or "." in left or letter not in right or not letter:
+        raise NotPerOperator("torch.einsum is used without letters for all dimensions")
+    for at, _ in met.contact.weights:
+        weight = tensors[at - 1]
+        if letter in terms[at - 1]:
+            raise NotPerOperator("a parameter has an entry for each row of the batch")
+        dims = weight.dim() + 1
+        place = Place(0, met.contact.place.each, met.contact.place.interleaved)
+        tensors[at - 1] = met.per_row(weight, dims, place)
+        terms[at - 1] = letter + terms[at - 1]
+    return torch.einsum(f"{','.join(terms)}->{right}", *tensors)
+
+
+def layer_norm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.layer_norm` and `F.rms_norm`."""
+    names: tuple[str, ...] = ("input", "normalized_shape", "weight", "bias", "eps")
+    if function is F.rms_norm:
+        names = ("input", "normalized_shape", "weight", "eps")
+    own = named(names, args, kwargs)
+    weight, bias = own.pop("weight", None), own.pop("bias", None)
+    y: Tensor = function(**own)
+    dims = y.dim()
+    y = y if weight is None else y * met.per_row(weight, dims)
+    return y if bias is None else y + met.per_row(bias, dims)
+
+
+def group_norm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.group_norm`."""
+    own = named(("input", "num_groups", "weight", "bias", "eps"), args, kwargs)
+    x, weight, bias = own["input"], own.get("weight"), own.get("bias")
+    leaves = met.leaves.of(weight), met.leaves.of(bias)
+    plain = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and x.dim() > 2
+    if plain and met.contact.place.leads and None not in leaves and x.dtype == weight.dtype:  # type: ignore[union-attr]
+        eps = own.get("eps", 1e-5)
+        values = weight.detach(), bias.detach()  # type: ignore[union-attr]
+        return _group_norm(x, *values, *leaves, own["num_groups"], eps, met.copies)
+    y = F.group_norm(x, own["num_groups"], eps=own.get("eps", 1e-5))
+    return _by_channel(met, y, weight, bias)
+
+
+def channel_norm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.instance_norm`, and `F.batch_norm` by the running statistics of evaluation."""
+    names: tuple[str, ...] = ("input", "running_mean", "running_var", "weight", "bias")
+    names += ("training" if function is F.batch_norm else "use_input_stats", "momentum", "eps")
+    own = named(names, args, kwargs)
+    weight, bias = own.pop("weight", None), own.pop("bias", None)
+    if function is F.batch_norm and own.get("training", False):
+        raise NotPerOperator("batch norm mixes examples in training")
+    return _by_channel(met, function(**own), weight, bias)
+
+
+def _by_channel(met: Met, y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Apply a norm's gain and shift, which belong to the second dimension."""
+    for value, combine in ((weight, torch.mul), (bias, torch.add)):
+        if value is None:
+            continue
+        shape = (*value.shape, *(1,) * (y.dim() - 2))
+        leaf = met.leaves.of(value)
+        row = value.detach().view(shape)
+        if leaf is not None:
+            own = leaf.reshape(leaf.shape[0], *shape)
+            row = met.spread(own, shape, y.dim(), met.contact.place)
+        y = combine(y, row)
+    return y
+
+
+def prelu(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.prelu`: a slope for negative inputs, one or one per channel."""
+    own = named(("input", "weight"), args, kwargs)
+    x, weight = own["input"], own["weight"]
+    if weight.numel() > 1:
+        return torch.where(x > 0, x, _by_channel(met, x, weight, None))
+    return torch.where(x > 0, x, x * met.per_row(weight, x.dim()))
+
+
+def embedding(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.embedding`, whose padding row receives nothing, and a weight indexed by the batch."""
+    if function is F.embedding:
+        own = named(("input", "weight", "padding_idx", "max_norm"), args, kwargs)
+        indices, weight, padding = own["input"], own["weight"], own.get("padding_idx")
+        if own.get("max_norm") is not None or kwargs.get("scale_grad_by_freq"):
+            raise NotPerOperator("an embedding is rescaled as it is read")
+        padding = padding + len(weight) if padding is not None and padding < 0 else padding
+    else:
+        (weight, indices), padding = args, None
+        if not isinstance(indices, Tensor) or indices.dtype != torch.long or weight.dim() != 2:
+            raise NotPerOperator("a parameter is indexed by several values of the batch")
+    rows = met.leaves.rows
+    y = _embedding(
+        met.contact.place.leading(indices, rows), weight.detach(), met.leaves.of(weight), padding,
+        met.copies,
+    )  # fmt: skip
+    return met.contact.output.back(y, rows)
+
+
+def attention(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.scaled_dot_product_attention` with a learned bias."""
+    own = named(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
+    order = [*list(own)[: len(args)], *kwargs]
+    if any(order[at] != "attn_mask" for at, _ in met.contact.weights):
+        raise NotPerOperator("a parameter is a query, a key or a value")
+    own["attn_mask"] = met.per_row(own["attn_mask"], own["query"].dim())
+    y: Tensor = function(**own)
+    return y
+
+
+_T = torch._C.TensorBase
+_REFLECTED = (Tensor.__rmatmul__,)
+
+
+def _methods(*names: str) -> list[Any]:
+    """The functions of these names, in every form in which a mode sees them."""
+    spaces = (torch, Tensor, _T, F)
+    return [getattr(space, name) for name in names for space in spaces if hasattr(space, name)]
+
+
+_ELEMENTWISE = _methods(
+    "add", "add_", "sub", "sub_", "subtract", "rsub", "mul", "mul_", "multiply", "div", "div_",
+    "divide", "true_divide", "maximum", "minimum", "where", "addcmul", "addcmul_", "lerp", "pow",
+    "clamp", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__",
+    "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__pow__", "__div__",
+    "__rdiv__",
+)  # fmt: skip
+
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, broadcasting),
+    **dict.fromkeys(_methods("expand", "expand_as", "broadcast_to", "repeat", "tile"), growing),
+    **dict.fromkeys(_methods("matmul", "__matmul__", "__rmatmul__", "mm", "bmm"), matrix_product),
+    **dict.fromkeys(_methods("addmm"), addmm),
+    **dict.fromkeys([torch.einsum, torch.functional.einsum], einsum),
+    **dict.fromkeys([F.conv1d, F.conv2d, torch.conv1d, torch.conv2d], convolution),
+    **dict.fromkeys([F.conv_transpose2d, torch.conv_transpose2d], transposed_convolution),
+    **dict.fromkeys([F.layer_norm, F.rms_norm], layer_norm),
+    F.linear: linear,
+    F.group_norm: group_norm,
+    F.instance_norm: channel_norm,
+    F.batch_norm: channel_norm,
+    F.prelu: prelu,
+    torch.prelu: prelu,
+    F.embedding: embedding,
+    Tensor.__getitem__: embedding,
+    _T.__getitem__: embedding,
+    F.scaled_dot_product_attention: attention,
+}
+"""The rule of each operator in which a weight may meet the batch."""

@@ -1,0 +1,248 @@
+"""Per-example gradients in one pass over a model, operator by operator.
+
+A model is run once on a few rows to find its contacts: the operators in which a trained parameter
+meets the batch (see `contacts`). In every later pass these operators run by rules that tie
+per-example leaves into the graph (see `operator_rules`). What depends on parameters alone, such as
+a parametrised weight, is differentiated once: the gradient is taken of the weight and mapped to the
+parameters by its own derivative. Modules with contacts that no rule knows run one example at a time
+under `torch.func.vmap`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.privacy.engines.book_keeping import conv_pays, matrix_pays
+from sfumato.privacy.engines.collecting import run_with_leaves
+from sfumato.privacy.engines.contact_rule import Met
+from sfumato.privacy.engines.contacts import (
+    OPENED,
+    Contact,
+    Key,
+    Numbers,
+    Opening,
+    find_contacts,
+    flat,
+)
+from sfumato.privacy.engines.engine import Engine
+from sfumato.privacy.engines.leaves import Leaves, NotPerOperator
+from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.engines.operator_rules import RULES
+from sfumato.privacy.engines.paths import Path, kind_of
+from sfumato.privacy.engines.results import Gradients
+from sfumato.privacy.engines.vectorised import by_vmap
+
+
+@dataclass
+class Program:
+    """The contacts of a model for one shape of inputs.
+
+    Attributes:
+        contacts: The contacts by key.
+        deferred: Keys of contacts whose weight gradients are not materialised.
+        opaque: Modules that run under `torch.func.vmap`, by name.
+    """
+
+    contacts: dict[Key, Contact]
+    deferred: frozenset[Key]
+    opaque: dict[str, nn.Module]
+
+
+class Operators(Engine):
+    """Per-example gradients by a rule for each operator, in one forward and one backward pass.
+
+    Args:
+        objective: The model, its loss and its views.
+        book_keeping: Store inputs and output gradients instead of weight gradients where that is
+            cheaper, on a CPU; see `book_keeping`.
+    """
+
+    name = "operators"
+
+    def __init__(self, objective: Objective, *, book_keeping: bool = True) -> None:
+        super().__init__(objective)
+        self.book_keeping = book_keeping
+        self._programs: dict[object, Program] = {}
+
+    def on(self, objective: Objective) -> Self:
+        """The same engine for another objective."""
+        return type(self)(objective, book_keeping=self.book_keeping)
+
+    def paths(self) -> list[Path]:
+        """The path of each module that owns trained parameters, by the last program."""
+        program = next(reversed(self._programs.values()), None)
+        model = self.objective.model
+        found: dict[str, Path] = {}
+        direct = {
+            name
+            for contact in (program.contacts.values() if program else ())
+            for _, name in contact.weights
+        }
+        for name, parameter in self.objective.trainable.items():
+            owner, module = owner_of(model, name)
+            opaque = program is not None and _within(name, program.opaque)
+            way = "torch.func" if opaque else "rule"
+            if program and not opaque and name not in direct:
+                way = "reparametrised"
+            before = found.get(owner)
+            count = parameter.numel() + (before.parameters if before else 0)
+            way = before.way if before and before.way != "rule" else way
+            found[owner] = Path(owner or "(whole model)", kind_of(module).__name__, way, count)
+        return list(found.values())
+
+    def keeps_books(self, x: Tensor) -> bool:
+        """Tell whether the gradients of some operator are not materialised for such inputs."""
+        try:
+            return bool(self.program(x).deferred)
+        except NotPerOperator:
+            return False
+
+    def program(self, x: Tensor) -> Program:
+        """The contacts of the model for inputs like these, found by running it once.
+
+        Raises:
+            NotPerOperator: A parameter of the model itself meets the batch in an operator that has
+                no rule.
+        """
+        names = tuple(self.objective.trainable)
+        state = tuple(module.training for module in self.objective.model.modules())
+        key = tuple(x.shape[1:]), x.dtype, x.device, names, state
+        if key not in self._programs:
+            self._programs[key] = self._found(x)
+        return self._programs[key]
+
+    def gradients(self, x: Tensor, y: Tensor) -> Gradients:
+        """Per-example gradients in one pass, operator by operator.
+
+        Raises:
+            NotPerOperator: The model uses a parameter in a way that the rules cannot follow.
+        """
+        program = self.program(x)
+        parameters = self.objective.trainable
+        leaves = Leaves(y.shape[0], self.objective.views, {id(p): p for p in parameters.values()})
+        taps = {module: by_vmap(name, module, leaves) for name, module in program.opaque.items()}
+        names = {id(p): name for name, p in parameters.items()}
+        deferred = program.deferred if _exact(x) else frozenset()
+        with _Pass(program, deferred, leaves, names) as mode:
+            return run_with_leaves(self.objective, x, y, leaves, taps, mode.forward_ended)
+
+    def _found(self, x: Tensor) -> Program:
+        model = self.objective.model
+        opaque: dict[str, nn.Module] = {}
+        while True:
+            contacts, found = find_contacts(model, x, RULES, set(opaque.values()))
+            others = {name: calls for name, calls in found.items() if not _within(name, opaque)}
+            more = dict(owner_of(model, name) for name in others)
+            if not more:
+                break
+            if "" in more:
+                name = next(iter(others))
+                where = ", ".join(sorted(others[name])) or "an operator that is not seen"
+                raise NotPerOperator(f"parameter '{name}' meets the batch in {where}")
+            opaque.update(more)
+        uses = Counter(name for contact in contacts for name in contact.parameters)
+        trained = self.objective.trainable
+        deferred = [
+            contact.key
+            for contact in contacts
+            if self.book_keeping and x.device.type == "cpu"
+            and _pays(contact, trained, uses, self.objective.views)
+        ]  # fmt: skip
+        return Program({c.key: c for c in contacts}, frozenset(deferred), opaque)
+
+
+def _exact(x: Tensor) -> bool:
+    """Tell whether deferred gradients are as precise as the pass."""
+    wide = x.dtype in (torch.float32, torch.float64)
+    return wide and not torch.is_autocast_enabled(x.device.type)
+
+
+def owner_of(model: nn.Module, parameter: str) -> tuple[str, nn.Module]:
+    """The name and the module that a parameter belongs to, which a list or dictionary is not."""
+    name = parameter.split(".parametrizations.")[0] if ".parametrizations." in parameter else None
+    if parameter.startswith("parametrizations."):
+        name = ""
+    if name is None:
+        name = parameter.rpartition(".")[0]
+    modules = dict(model.named_modules())
+    while isinstance(modules[name], nn.ParameterList | nn.ParameterDict):
+        name = name.rpartition(".")[0]
+    return name, modules[name]
+
+
+def _within(parameter: str, modules: Iterable[str]) -> bool:
+    """Tell whether a parameter belongs to one of these modules, or to a part of it."""
+    return any(parameter.startswith(f"{name}.") for name in modules)
+
+
+def _pays(
+    contact: Contact, parameters: dict[str, nn.Parameter], uses: Counter[str], views: int
+) -> bool:
+    """Tell whether deferring the gradients of a contact's weight is cheaper."""
+    own = next((name for at, name in contact.weights if at == 1), None)
+    if own is None or uses[own] != 1 or own not in parameters:
+        return False
+    weight, output = parameters[own], contact.output_shape
+    if contact.function is F.linear:
+        positions = views * torch.Size(output).numel() // (2 * weight.shape[0])
+        return matrix_pays(weight, positions)
+    if contact.function is F.conv2d and contact.place.leads:
+        grouped = contact.input_shape[1] != weight.shape[1]
+        length = views * contact.place.each * output[2] * output[3]
+        return not grouped and conv_pays(weight, length)
+    return False
+
+
+class _Pass(Opening):
+    """The mode under which a model runs: contacts run by their rules."""
+
+    def __init__(
+        self, program: Program, deferred: frozenset[Key], leaves: Leaves, names: dict[int, str]
+    ) -> None:
+        super().__init__()
+        self._deferred, self._leaves = deferred, leaves
+        self._names, self._numbers = names, Numbers(names)
+        self._contacts = program.contacts
+
+    def forward_ended(self) -> None:
+        """Count anew: operators within a checkpoint run again in the backward pass.
+
+        Among its calls only those with parameters are known.
+        """
+        self._numbers = Numbers(self._names)
+        self._contacts = {key: c for key, c in self._contacts.items() if key[1]}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        rule = RULES.get(func)
+        if rule is None:
+            return self.opened(func, args, kwargs) if func in OPENED else func(*args, **kwargs)
+        given = list(flat(args, kwargs))
+        contact = self._contacts.get(self._numbers.key(func, given))
+        if contact is None:
+            return func(*args, **kwargs)
+        if not self._fits(contact, given):
+            raise NotPerOperator("the model calls operators otherwise than it did at first")
+        met = Met(contact, self._leaves, contact.key in self._deferred)
+        return rule(met, func, args, kwargs)
+
+    def _fits(self, contact: Contact, given: list[Any]) -> bool:
+        """Tell whether the rows of a call lie where its contact had them."""
+        if contact.source is None:
+            return True
+        rows = given[contact.source] if contact.source < len(given) else None
+        return (
+            isinstance(rows, Tensor)
+            and rows.dim() == len(contact.input_shape)
+            and rows.shape[contact.place.dim] == self._leaves.rows * contact.place.each
+            and all(at < len(given) for at, _ in contact.weights)
+        )
