@@ -180,6 +180,16 @@ def choose(
     )
 
 
+def foreign(precision: str) -> list[Case]:
+    """Networks written in plain PyTorch, which use parameters outside of known layers."""
+    from sfumato.bench import plain_networks
+
+    return [
+        Case(model=f"{plain_networks.__name__}:{name}", rows=32, physical=1, precision=precision)
+        for name in plain_networks.NAMES
+    ]
+
+
 def default_contenders(device: str) -> list[str]:
     """The contenders that sfumato is measured beside by default."""
     if device == "cuda":

@@ -50,6 +50,9 @@ def bench(
     scaling: bool = typer.Option(
         False, "--scaling", help="Curves over the physical batch, K and width instead."
     ),
+    foreign: bool = typer.Option(
+        False, "--foreign", help="Networks written in plain PyTorch instead of sfumato's own."
+    ),
     profile: str = typer.Option(
         None, metavar="MODEL", help="Show where the time of a step goes instead."
     ),
@@ -94,8 +97,9 @@ def bench(
         beside = ["not-private"] if scaling else known.default_contenders(kind)
     else:
         beside = [] if against == "none" else [name.strip() for name in against.split(",")]
+    wanted = known.foreign(asked.precision) if foreign else asked.cases(scaling=scaling)
     _measure(
-        asked.cases(scaling=scaling), known.check_contenders(beside), where,
+        wanted, known.check_contenders(beside), where,
         steps=steps or (20 if kind == "cuda" else 5), seconds=10.0 if steps is None else 0.0,
         warmup=warmup or (3 if kind == "cuda" else 1), minutes=minutes, out=out, resume=resume,
         picture=picture,

@@ -311,6 +311,8 @@ class _GroupNorm(torch.autograd.Function):
 def _memory_format(x: Tensor) -> torch.memory_format:
     """The memory format that PyTorch's kernels want for tensors that go with this one."""
     last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    # A single row may have any stride, which the kernels do not accept.
+    last = last and x.stride(0) == x[0].numel()
     return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
 

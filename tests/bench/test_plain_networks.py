@@ -1,0 +1,45 @@
+"""Networks in plain PyTorch take one pass by operators, and their gradients are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sfumato.bench import cases, plain_networks
+from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.engines.one_at_a_time import one_at_a_time
+from sfumato.privacy.engines.operators import Operators
+
+SMALL: dict[str, dict[str, Any]] = {
+    "resnet18": {"width": 32},
+    "vit": {"width": 24, "depth": 1, "patch": 8},
+    "scaled_vit": {"width": 24, "depth": 1, "patch": 8},
+    "encoder": {"width": 16, "depth": 1, "patch": 8},
+    "convnext": {"widths": (8, 16), "depths": (1, 1)},
+    "mbconv": {},
+    "mixer": {"width": 16, "depth": 1, "patch": 8},
+}
+
+
+@pytest.mark.parametrize("name", plain_networks.NAMES)
+@pytest.mark.parametrize("views", [1, 2])
+def test_gradients_are_those_of_one_example_at_a_time(name: str, views: int) -> None:
+    torch.manual_seed(0)
+    model = getattr(plain_networks, name)(**SMALL[name]).double()
+    x, y = torch.randn(2 * views, 3, 32, 32).double(), torch.tensor([1, 7])
+    engine = Operators(Objective(model, views=views))
+    ours, wanted = engine.gradients(x, y), one_at_a_time(model, x, y, views=views)
+    assert not engine.program(x).opaque
+    assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
+    for a, b in zip(ours.tensors, wanted.tensors, strict=True):
+        assert a is not None and b is not None
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
+    norms = ours.squared_norms()
+    assert bool((norms + 1e-20 >= wanted.squared_norms() * (1 - 1e-12)).all())
+
+
+def test_every_network_is_a_case() -> None:
+    names = [case.model.partition(":")[2] for case in cases.foreign("float32")]
+    assert tuple(names) == plain_networks.NAMES
