@@ -188,13 +188,13 @@ def find_contacts(
     """
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     with undisturbed(model):
-        model(
-            _inputs(x, 2)
-        )  # Constants that a model makes in its first call are there from now on.
+        # A model may create constants in its first call.
+        model(_inputs(x, 2))
         two, three = (_recorded(model, _inputs(x, rows), counted, opaque, names) for rows in (2, 3))
         contacts, others = _classified(names, two, three)
         if any(c.place.each > 1 or c.output.each > 1 for c in contacts):
             changed = _recorded(model, _inputs(x, 3, change=True), counted, opaque, names)
+            _check_same_calls(three, changed)
             contacts = [_ordered(contact, three, changed) for contact in contacts]
     return contacts, others
 
@@ -261,10 +261,7 @@ def _classified(
     names: dict[int, str], two: _Recording, three: _Recording
 ) -> tuple[list[Contact], dict[str, set[str]]]:
     """The contacts of two runs that made the same calls."""
-    if [c.function for c in two.calls] != [c.function for c in three.calls] or [
-        (c.inputs, c.outputs) for c in two.calls
-    ] != [(c.inputs, c.outputs) for c in three.calls]:
-        raise NotPerOperator("the model calls other operators for another number of rows")
+    _check_same_calls(two, three)
     places = [
         locate(a, b) if len(a) == len(b) and a != b else None
         for a, b in zip(two.shapes, three.shapes, strict=True)
@@ -315,6 +312,12 @@ def _classified(
     }
 
 
+def _check_same_calls(first: _Recording, second: _Recording) -> None:
+    """Raise `NotPerOperator` unless two runs made the same calls on the same tensors."""
+    if first.calls != second.calls:
+        raise NotPerOperator("the model calls other operators for other inputs")
+
+
 def _reached(tensor: Tensor, names: dict[int, str]) -> frozenset[str]:
     """The parameters that a tensor is computed from by operators that were not recorded."""
     found, left, seen = set(), [tensor.grad_fn], set()
@@ -331,18 +334,14 @@ def _reached(tensor: Tensor, names: dict[int, str]) -> frozenset[str]:
 
 def _ordered(contact: Contact, run: _Recording, changed: _Recording) -> Contact:
     """The contact with the order of indices that belong to one row, seen by changing a row."""
-    pairs = zip(run.calls, changed.calls, strict=True)
-    a, b = next((a, b) for k, (a, b) in enumerate(pairs) if k == contact.call)
-    place = contact.place
-    if contact.source is not None:
-        place = _order(
-            place,
-            *(run_.tensors[dict(c.inputs)[contact.source]] for run_, c in ((run, a), (changed, b))),
-        )
-    output = next(k for k in a.outputs if _grown(run.shapes[k], contact.output))
-    there = b.outputs[a.outputs.index(output)]
-    found = _order(contact.output, run.tensors[output], changed.tensors[there])
-    return replace(contact, place=place if contact.source is not None else found, output=found)
+    a, b = run.calls[contact.call], changed.calls[contact.call]
+    at = next(k for k, t in enumerate(a.outputs) if _grown(run.shapes[t], contact.output))
+    output = _order(contact.output, run.tensors[a.outputs[at]], changed.tensors[b.outputs[at]])
+    if contact.source is None:
+        return replace(contact, place=output, output=output)
+    before, after = dict(a.inputs)[contact.source], dict(b.inputs)[contact.source]
+    place = _order(contact.place, run.tensors[before], changed.tensors[after])
+    return replace(contact, place=place, output=output)
 
 
 def _grown(shape: tuple[int, ...], place: Place) -> bool:
