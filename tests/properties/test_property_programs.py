@@ -85,9 +85,11 @@ def _with_token(m: Program, k: str, x: Tensor) -> Tensor:
 
 def _attention(m: Program, k: str, x: Tensor) -> Tensor:
     q, key, v = F.linear(x, m.own("w" + k)).view(len(x), T, 3, 2, C // 2).permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(q, key, v, attn_mask=m.own("b" + k)).flatten(2)[
-        :, :, : T * C // 2
-    ].reshape(len(x), T, C)
+    return (
+        F.scaled_dot_product_attention(q, key, v, attn_mask=m.own("b" + k))
+        .flatten(2)[:, :, : T * C // 2]
+        .reshape(len(x), T, C)
+    )
 
 
 STEPS: dict[str, Step] = {
