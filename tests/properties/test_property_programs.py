@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from torch import Tensor, nn
 
 from sfumato.privacy.clipping import Flat
