@@ -116,7 +116,7 @@ def test_counting_every_model_is_quick() -> None:
     for name in names():
         channels, height, width = info(name).input
         summary_of(name, channels=channels, size=(height, width))
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 0.25 * len(names())
 
 
 @pytest.mark.parametrize("name", OURS)

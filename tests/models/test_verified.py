@@ -13,6 +13,7 @@ QUICK = ("tanh-cnn", "papernot-1", "wrn-10-1")
 ALL = [name for name in models.names() if "{" not in name]
 DEEP = (
     "wrn-40-4", "scale-wrn-16-4", "resnet34", "resnet50", "scale-resnet50", "eq-resnet9-d16",
+    "vit-small", "convnext-tiny",
 )  # fmt: skip
 """Those of the same blocks as shallower ones."""
 

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from sfumato.models.registry import create
+from sfumato.nn.transformer import DotProductAttention
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Layer:
         kind: The class of the module.
         output: The shape of its output for one image.
         parameters: Its trainable parameters; zero at a second call.
-        macs: Multiply-accumulates of its convolution or matrix product, per image.
+        macs: Multiply-accumulates of its convolution or matrix products, per image.
     """
 
     name: str
@@ -95,6 +96,13 @@ def summary_of(
         return summary(model, (channels, *size))
 
 
+_IN_PLACE = (
+    Tensor.normal_, Tensor.uniform_, Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_,
+    Tensor.zero_, Tensor.fill_,
+)  # fmt: skip
+"""Operations of initialisations."""
+
+
 class _ShapesOnly(TorchFunctionMode):
     """Mode that replaces costly operations by cheap ones with results of the same shape."""
 
@@ -105,10 +113,10 @@ class _ShapesOnly(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        if func in (Tensor.normal_, Tensor.uniform_):
+        if func in _IN_PLACE or func is F.group_norm:
             return args[0]
-        if func is F.group_norm:
-            return args[0]
+        if func is F.linear:
+            return args[0].new_empty(*args[0].shape[:-1], len(args[1]))
         if func is F.conv2d and len(args) == 7 and not isinstance(args[4], str):
             image, weight, _, stride, padding, dilation, _ = args
             sides = zip(image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
@@ -139,6 +147,8 @@ def _macs(module: nn.Module, output: tuple[int, ...]) -> int:
         each = module.in_channels // module.groups * torch.Size(module.kernel_size).numel()
     elif isinstance(module, nn.Linear):
         each = module.in_features
+    elif isinstance(module, DotProductAttention):
+        each = 2 * output[0]  # queries by keys, and weights by values
     else:
         return 0
     return torch.Size(output).numel() * each

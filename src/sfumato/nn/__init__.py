@@ -1,4 +1,4 @@
-"""Layers: weight-standardised convolutions, norms, activations, initialisations."""
+"""Layers: weight-standardised convolutions, norms, attention, activations, initialisations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from sfumato.nn.norms import (
     scale_norm,
 )
 from sfumato.nn.standardise import WeightStandardisation, is_standardised, standardised
+from sfumato.nn.transformer import DotProductAttention, LayerScale, StochasticDepth
 
 __all__ = [
     "Activation",
+    "DotProductAttention",
     "Init",
+    "LayerScale",
     "Norm",
     "NormOrder",
+    "StochasticDepth",
     "TemperedSigmoid",
     "WeightStandardisation",
     "activation",

@@ -1,4 +1,4 @@
-"""Initialisations by name: Xavier, He, LeCun, and torch's own."""
+"""Initialisations by name: Xavier, He, LeCun, truncated normal, and torch's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from sfumato.errors import UserError, nearest
 
-Init = Literal["xavier", "he", "lecun", "torch"]
+Init = Literal["xavier", "he", "lecun", "truncated", "torch"]
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -22,10 +22,15 @@ def _lecun(weight: Tensor) -> None:
     nn.init.kaiming_normal_(weight, nonlinearity="linear")
 
 
+def _truncated(weight: Tensor) -> None:
+    nn.init.trunc_normal_(weight, std=0.02)
+
+
 _SCHEMES: dict[str, Callable[[Tensor], object]] = {
     "xavier": nn.init.xavier_uniform_,
     "he": _he,
     "lecun": _lecun,
+    "truncated": _truncated,
 }
 
 
@@ -36,8 +41,9 @@ def initialise(model: M, scheme: Init) -> M:
         model: The network, changed in place. Weights with a parametrisation (standardised or
             steerable ones) keep theirs, because their scale is set by the parametrisation.
         scheme: `xavier` (Glorot and Bengio, 2010, uniform), `he` (He et al., 2015, normal,
-            variance 2/fan_in), `lecun` (normal, variance 1/fan_in), or `torch`, which leaves what
-            torch drew at construction (uniform, variance 1/(3 fan_in)).
+            variance 2/fan_in), `lecun` (normal, variance 1/fan_in), `truncated` (normal, standard
+            deviation 0.02, as in vision transformers), or `torch`, which leaves what torch drew at
+            construction (uniform, variance 1/(3 fan_in)).
 
     Returns:
         The network.
