@@ -68,6 +68,9 @@ class Model:
     options: dict[str, Any] = _setting(  # noqa: RUF009
         {}, "the model's own options, as `sfumato models show` lists"
     )
+    batchnorm_to: str | None = _setting(
+        None, "groupnorm puts a GroupNorm in the place of every BatchNorm", choices=("groupnorm",)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -438,7 +438,7 @@ def outside_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) ->
         ("return nn.Sequential(nn.Flatten(), nn.Linear(65, 10))", ["cannot take images", "8x8"]),
         (
             "return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10))",
-            ["BatchNorm2d", "GroupNorm"],
+            ["'0': BatchNorm2d)", "--batchnorm-to groupnorm", "model.batchnorm_to"],
         ),
         (
             "return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))",
@@ -459,6 +459,25 @@ def test_models_that_do_not_fit(
     outside_model(tmp_path, monkeypatch, body)
     refused(run("--model", "mine:build", "--out", "r", "--device", "cpu"), *words)
     assert not Path("r").exists(), "once it is mended, the same command should work"
+
+
+def test_batchnorm_is_replaced_on_request_and_the_statement_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sfumato
+
+    body = "return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10))"
+    outside_model(tmp_path, monkeypatch, body)
+    words = ("--model", "mine:build", "--set", "training.steps=2", "--device", "cpu", "--out", "r")
+    refused(run(*words, "--batchnorm-to", "layernorm"), "--batchnorm-to", "one of groupnorm")
+    assert run(*words, "--batchnorm-to", "groupnorm").code == 0
+    statement = Path("r", run_folder.STATEMENT).read_text()
+    assert "| model | every BatchNorm replaced by groupnorm |" in statement
+    opened = sfumato.open("r", trust_code=["mine"])
+    assert opened.guarantee is not None and opened.guarantee.batchnorm_to == "groupnorm"
+    assert not opened.problems
+    layers = sfumato.load("r", trust_code=["mine"]).network
+    assert type(layers[0]).__name__ == "GroupNorm"
 
 
 @pytest.mark.parametrize("name", ["images", "last-layer", "wavelets"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,6 +11,11 @@ from sfumato.cli.terminal import Terminal, echo
 
 if TYPE_CHECKING:
     from sfumato.models import ModelInfo
+
+BATCHNORM_TO: Any = typer.Option(
+    None, metavar="groupnorm", help="Put a GroupNorm in the place of every BatchNorm."
+)
+"""The option of every command that builds a model by its name."""
 
 
 def register(app: typer.Typer) -> None:
@@ -58,6 +63,7 @@ def show(
     channels: int | None = typer.Option(None, help="Channels of the images."),
     size: int | None = typer.Option(None, help="Height and width of the images."),
     set_: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="A model's option."),
+    batchnorm_to: str = BATCHNORM_TO,
 ) -> None:
     """Show a model: its paper, its options, its layers."""
     from rich.table import Table
@@ -71,8 +77,9 @@ def show(
     channels = usual[0] if channels is None else channels
     options = models.parse_options(name, set_)
     counted = models.summary_of(
-        name, classes=classes, channels=channels, size=side, options=options
-    )
+        name, classes=classes, channels=channels, size=side, options=options,
+        batchnorm_to=batchnorm_to,
+    )  # fmt: skip
     console = Terminal(highlight=False, markup=False)
     console.print(name)
     if entry:

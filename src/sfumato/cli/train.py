@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sfumato.cli.models import BATCHNORM_TO
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.trust import named as named_code
@@ -26,6 +27,7 @@ OPTIONS = {
     "data.name": "--data",
     "data.size": "--size",
     "model.name": "--model",
+    "model.batchnorm_to": "--batchnorm-to",
     "privacy.epsilon": "--epsilon",
     "privacy.delta": "--delta",
     "privacy.enabled": "--no-privacy",
@@ -61,6 +63,7 @@ def train(
     data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
     size: int = typer.Option(None, help="Side to which images are scaled; see README."),
     model: str = typer.Option(None, help="Model, instead of the recipe's."),
+    batchnorm_to: str = BATCHNORM_TO,
     epsilon: float = typer.Option(None, help="Privacy budget."),
     delta: float = typer.Option(None, help="Less than 1 / number of training images."),
     no_privacy: bool = typer.Option(False, "--no-privacy", help="Train without any privacy."),
@@ -102,6 +105,7 @@ def train(
         "data.name": data,
         "data.size": size,
         "model.name": model,
+        "model.batchnorm_to": batchnorm_to,
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
         "privacy.enabled": False if no_privacy else None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato.cli.models import BATCHNORM_TO
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UserError
 
@@ -39,6 +40,7 @@ def verify(
     batch: int = typer.Option(17, help="The largest batch to try."),
     seed: int = typer.Option(0, help="Seed of the weights and of all random inputs."),
     set_: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="A model's option."),
+    batchnorm_to: str = BATCHNORM_TO,
     plan: bool = typer.Option(
         False, "--plan", help="Show what a GPU would keep of each layer's gradients instead."
     ),
@@ -76,13 +78,13 @@ def verify(
     usual = (3, 32, 32) if ":" in model else models.info(model).input
     shape = usual if input is None else _shape(input)
     console = Terminal(highlight=False)
+    built = _build(model, shape, classes, seed, set_, batchnorm_to)
     if plan:
         from sfumato.cli.verify_plan import show
 
-        built = _build(model, shape, classes, seed, set_)
         show(built, shape, views, physical_batch or max(1, 2048 // views), memory, console)
         return
-    report = _run(_build(model, shape, classes, seed, set_), shape, classes, batch, seed, console)
+    report = _run(built, shape, classes, batch, seed, console)
     size = "×".join(map(str, shape))
     console.print(f"[bold]{_plain(model)}[/] on {size} images, {classes} classes\n")
     console.print(_checks(report))
@@ -110,7 +112,12 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 def _build(
-    name: str, shape: tuple[int, int, int], classes: int, seed: int, options: list[str]
+    name: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    seed: int,
+    options: list[str],
+    batchnorm_to: str | None,
 ) -> nn.Module:
     import torch
 
@@ -121,8 +128,9 @@ def _build(
     channels, *size = shape
     try:
         return models.create(
-            name, classes=classes, channels=channels, size=(size[0], size[1]), **given
-        )
+            name, classes=classes, channels=channels, size=(size[0], size[1]),
+            batchnorm_to=batchnorm_to, **given,
+        )  # fmt: skip
     except UserError:
         raise
     except Exception as error:

@@ -89,10 +89,14 @@ def summary_of(
     channels: int = 3,
     size: tuple[int, int] = (32, 32),
     options: Mapping[str, object] | None = None,
+    batchnorm_to: str | None = None,
 ) -> Summary:
     """The summary of a model by name, from shapes alone, without drawing weights."""
     with _ShapesOnly():
-        model = create(name, classes=classes, channels=channels, size=size, **(options or {}))
+        model = create(
+            name, classes=classes, channels=channels, size=size, batchnorm_to=batchnorm_to,
+            **(options or {}),
+        )  # fmt: skip
         return summary(model, (channels, *size))
 
 

@@ -22,6 +22,7 @@ from sfumato.models._given import build_given
 from sfumato.models._options import Option, check_options, declared_options, read_options
 from sfumato.models._outside import build_outside, outside_options
 from sfumato.models._trust import Trust
+from sfumato.nn import batchnorm_to_groupnorm
 from sfumato.text import GIVEN
 
 Builder = Callable[..., nn.Module]
@@ -163,6 +164,7 @@ def create(
     classes: int = 10,
     channels: int = 3,
     size: int | tuple[int, int] = 32,
+    batchnorm_to: str | None = None,
     **options: object,
 ) -> nn.Module:
     """Build a model from a name that the caller typed.
@@ -176,6 +178,7 @@ def create(
         classes: The number of classes, the width of the logits.
         channels: The channels of the images.
         size: The height and width of the images, or one number for both.
+        batchnorm_to: `groupnorm` replaces every BatchNorm (`sfumato.nn.batchnorm_to_groupnorm`).
         **options: The model's own options, as `info(name).options` lists them; others are refused.
 
     Returns:
@@ -184,7 +187,8 @@ def create(
     Raises:
         UserError: An unknown name or option, a value that is not accepted, or too small an image.
     """
-    return _create(name, options, classes=classes, channels=channels, size=size, trust=None)
+    model = _create(name, options, classes=classes, channels=channels, size=size, trust=None)
+    return _normalised(model, batchnorm_to)
 
 
 def create_trusted(
@@ -195,6 +199,7 @@ def create_trusted(
     channels: int,
     size: int | tuple[int, int],
     trust: Trust,
+    batchnorm_to: str | None = None,
 ) -> nn.Module:
     """Build a model from a name and options that were read from a file.
 
@@ -207,11 +212,19 @@ def create_trusted(
         channels: The channels of the images.
         size: The height and width of the images, or one number for both.
         trust: The code outside sfumato that the name may run.
+        batchnorm_to: As for `create`.
 
     Raises:
         UserError: As for `create`, and a model whose code is not trusted.
     """
-    return _create(name, options, classes=classes, channels=channels, size=size, trust=trust)
+    model = _create(name, options, classes=classes, channels=channels, size=size, trust=trust)
+    return _normalised(model, batchnorm_to)
+
+
+def _normalised(model: nn.Module, replacement: str | None) -> nn.Module:
+    if replacement not in (None, "groupnorm"):
+        raise UserError(f"batchnorm_to is {replacement!r}, but must be 'groupnorm' or none.")
+    return batchnorm_to_groupnorm(model) if replacement else model
 
 
 def _create(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sfumato.nn.activations import Activation, TemperedSigmoid, activation, activation_names
+from sfumato.nn.batchnorm import batchnorm_to_groupnorm
 from sfumato.nn.init import Init, initialise
 from sfumato.nn.norms import (
     Norm,
@@ -28,6 +29,7 @@ __all__ = [
     "WeightStandardisation",
     "activation",
     "activation_names",
+    "batchnorm_to_groupnorm",
     "check_norms",
     "divisor",
     "initialise",

@@ -85,6 +85,8 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         ("noise multiplier σ", _sigma(g)),
         (f"views per {g.unit}", f"{g.views}{', averaged before clipping' if g.views > 1 else ''}"),
     ]
+    if g.batchnorm_to:
+        found.append(("model", f"every BatchNorm replaced by {escaped(g.batchnorm_to)}"))
     if g.start_steps:
         before = sum(step.count for step in g.start_steps)
         alone = f"{before}, ε = {upwards(g.start_epsilon, places=4)} alone"

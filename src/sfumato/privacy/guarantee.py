@@ -44,6 +44,7 @@ class Guarantee:
         before clipping. averaged: True if averaged weights were released. seeded: True if the
         random numbers follow from a stated seed. noise_source: Generator of the random numbers;
         empty if it was not recorded. public: True if the user declared the training data public.
+        batchnorm_to: The layer that replaced every BatchNorm, `groupnorm`; empty if none did.
         train_metrics: True if exact metrics of training batches were written. validation: Examples
         held out for validation; None if their number is not known. split: The rule by which
         examples were held out, in a sentence; empty if it is not known. looked: Decisions by
@@ -82,6 +83,7 @@ class Guarantee:
     seeded: bool = False
     noise_source: str = "chacha20"
     public: bool = False
+    batchnorm_to: str = ""
     train_metrics: bool = False
     validation: int | None = 0
     split: str = ""

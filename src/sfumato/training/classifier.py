@@ -65,6 +65,7 @@ class Description:
         guarantee: Epsilon, delta and what they rest on, or `{"private": false}`.
         test_views: The views that predictions are averaged over (`sfumato.data.prediction_views`).
         bits: Bits that count in 16-bit images.
+        batchnorm_to: `groupnorm` if every BatchNorm of the model was replaced by a GroupNorm.
     """
 
     model: str
@@ -77,6 +78,7 @@ class Description:
     guarantee: dict[str, Any] = field(default_factory=dict)
     test_views: str = "none"
     bits: int = 16
+    batchnorm_to: str | None = None
 
     def __post_init__(self) -> None:
         counts = (self.channels, *self.size, self.bits)
@@ -185,7 +187,8 @@ def save_weights(
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in network.state_dict().items()}
     # One entry only: safetensors writes several in no fixed order, and equal runs must be equal
     # bytes.
-    content = asdict(description) | {TENSORS: _digest(tensors)}
+    content = {k: v for k, v in asdict(description).items() if v is not None}
+    content[TENSORS] = _digest(tensors)
     if statement is not None:
         content[STATEMENT] = statement_digest(statement)
     write_whole(path, save(tensors, metadata={FORMAT: json.dumps(content)}))
@@ -287,6 +290,7 @@ def load(
                 channels=description.channels,
                 size=description.size,
                 trust=trust(trust_code, given),
+                batchnorm_to=description.batchnorm_to,
             )
         network.to(device).load_state_dict(tensors)
     except CodeError:

@@ -70,15 +70,16 @@ def newest(
         )
     m, d = recipe.model, dataset
     network = models.create_trusted(
-        m.name, m.options, classes=len(d.classes), channels=d.channels, size=d.size, trust=trust
-    )
+        m.name, m.options, classes=len(d.classes), channels=d.channels, size=d.size, trust=trust,
+        batchnorm_to=m.batchnorm_to,
+    )  # fmt: skip
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
         raise UserError(f"The {what} of {folder} does not fit '{m.name}': {error}") from None
     description = Description(
         m.name, dict(m.options), d.classes, d.channels, d.size, d.mean, d.std,
-        {"private": recipe.privacy.enabled},
+        {"private": recipe.privacy.enabled}, batchnorm_to=m.batchnorm_to,
     )  # fmt: skip
     weights = f"{what} of step {step}"
     notes.append(f"{folder} has not finished: these are the numbers of its {weights}.")

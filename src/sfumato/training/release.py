@@ -74,6 +74,7 @@ def release(loop: Loop) -> Path:
     description = Description(
         recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
         guarantee.summary(), recipe.training.test_views, recipe.data.bits,
+        recipe.model.batchnorm_to,
     )  # fmt: skip
     text = chapters.statement(guarantee)
     with _averaged(loop):

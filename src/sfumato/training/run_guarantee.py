@@ -68,6 +68,7 @@ def guarantee_of(
     facts = {
         "data": recipe.data.name,
         "public": recipe.data.public,
+        "batchnorm_to": recipe.model.batchnorm_to or "",
         "start": start,
         "taken": counted if taken is None else taken,
         "versions": current_versions(),

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sfumato import models
 from sfumato.data import Dataset, Views
@@ -16,6 +17,7 @@ from sfumato.privacy.accounting import budget
 from sfumato.privacy.accounting.accountants import AccountantName, Step
 from sfumato.privacy.accounting.noise_schedule import NoiseSchedule, decaying
 from sfumato.privacy.adaptive import AdaptiveQuantile
+from sfumato.privacy.checks.refusals import mixing_layers
 from sfumato.privacy.clipping import (
     Automatic,
     ClippingRule,
@@ -257,7 +259,10 @@ def build_model(
             channels=dataset.channels,
             size=dataset.size,
             trust=trust,
+            batchnorm_to=recipe.model.batchnorm_to,
         )
+    if recipe.privacy.enabled:
+        _refuse_batchnorm(recipe.model.name, model)
     if donor is not None:
         classes = len(dataset.classes)
         parameters.fill(model, donor, recipe.start, classes=classes, randomness=randomness)
@@ -281,3 +286,24 @@ def build_model(
             f"has {len(dataset.classes)} classes: it must return (2, {len(dataset.classes)})."
         )
     return model
+
+
+def _refuse_batchnorm(name: str, model: nn.Module) -> None:
+    """Refuse a model with BatchNorm in training mode, with the setting that replaces it.
+
+    Raises:
+        UserError: It has such a layer.
+    """
+    mixing = mixing_layers(model)
+    kinds = [
+        f"'{layer}': {type(module).__name__}"
+        for layer, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and (layer or "(the model itself)") in mixing
+    ]
+    if kinds:
+        more = f" and {len(kinds) - 1} more" if len(kinds) > 1 else ""
+        raise UserError(
+            f"Model '{name}' cannot be trained with differential privacy as it is: BatchNorm "
+            f"(layer {kinds[0]}{more}) normalises each example by the others of its batch. "
+            "--batchnorm-to groupnorm (model.batchnorm_to) puts a GroupNorm in its place."
+        )

@@ -34,7 +34,8 @@ def _fix(module: nn.Module) -> str | None:
         groups = next((g for g in (32, 16, 8, 4, 2) if width % g == 0 and width > g), 1)
         return (
             f"{kind} normalises each example by the others of its batch: "
-            f"use nn.GroupNorm({groups if width else 32}, {width or 'channels'}) in its place"
+            f"use nn.GroupNorm({groups if width else 32}, {width or 'channels'}) in its place "
+            "(sfumato.nn.batchnorm_to_groupnorm replaces all)"
         )
     return None
 

@@ -160,6 +160,7 @@ def _description(prior: Prior) -> Description:
         mean=(dead_leaves.MEAN,) * channels,
         std=(dead_leaves.STD,) * channels,
         guarantee={"private": False, "exposures": [seen.to_dict()]},
+        batchnorm_to=model.batchnorm_to,
     )
 
 

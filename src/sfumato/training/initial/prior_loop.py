@@ -73,6 +73,7 @@ class Prior:
                 channels=self.channels,
                 size=self.size,
                 trust=self.trust,
+                batchnorm_to=r.model.batchnorm_to,
             )
             self._split()
         self.model.to(self.device)
