@@ -49,7 +49,7 @@ def open(
         root: Where to look for data sets first.
         device: Where to put the network.
         trust_code: Modules outside sfumato whose models the run may name; no other code is
-            imported, and none from the run folder.
+            imported, except installed timm and torchvision, and none from the run folder.
 
     Raises:
         UserError: If it is no run folder.
@@ -79,8 +79,9 @@ def train(
             packaged recipe or recipe file; a pair `(images, labels)` of arrays or tensors; a
             map-style data set of (image, label) such as those of torchvision and Hugging Face; a
             pair `(train, test)` or a mapping of such; or a whole `Recipe`.
-        model: A registered model's name, an `nn.Module`, of which a copy is trained, or a function
-            that makes one from those of `classes`, `channels` and `size` that it takes.
+        model: A registered model's name, `timm:NAME` or `torchvision:NAME`, an `nn.Module`, of
+            which a copy is trained, or a function that makes one from those of `classes`,
+            `channels` and `size` that it takes.
         epsilon: The privacy budget; the recipe's if None.
         delta: Well below 1 / number of training images; the recipe's if None.
         recipe: A packaged recipe, a recipe file or a `Recipe`; what the command takes if None:
@@ -92,7 +93,7 @@ def train(
         device: `auto`, `cpu`, `cuda` or `mps`.
         reporter: Told about progress.
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
-            from, may name; no other code is imported.
+            from, may name; no other code is imported, except installed timm and torchvision.
         **settings: Any other setting by its dotted name, as in `**{"training.views": 4}`.
 
     Returns:
@@ -117,7 +118,7 @@ def train(
             changes["model.name"] = given_name(model)
             trusted = (*trusted, model)
             _check_device(model, device)
-        elif ":" in model:
+        elif _is_own_code(model):
             trusted = (*trusted, model)
     if not isinstance(data, str | os.PathLike | Recipe):
         in_memory, data = data, _named(data, changes)
@@ -127,6 +128,13 @@ def train(
         trust_code=trusted,
     )  # fmt: skip
     return Run(folder, data=in_memory, root=root, trust_code=trusted)
+
+
+def _is_own_code(model: str) -> bool:
+    """Tell whether a model's name stands for code that the user must have named."""
+    from sfumato.models import is_library_name
+
+    return ":" in model and not is_library_name(model)
 
 
 def _named(data: object, changes: Mapping[str, Any]) -> str:

@@ -64,7 +64,9 @@ class Data:
 class Model:
     """Network of a run."""
 
-    name: str = _setting("tanh-cnn", "a registered model, or package.module:function")
+    name: str = _setting(
+        "tanh-cnn", "a registered model, timm:NAME, torchvision:NAME, or package.module:function"
+    )
     options: dict[str, Any] = _setting(  # noqa: RUF009
         {}, "the model's own options, as `sfumato models show` lists"
     )

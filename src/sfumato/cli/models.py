@@ -54,11 +54,14 @@ def list_models() -> None:
         )
     show_table(table)
     echo(f"\nAlso names of the form {', '.join(models.patterns())}.")
+    echo("Also timm:NAME and torchvision:NAME, where these libraries are installed.")
     echo("MACs: multiply-accumulates per image. More on one with `sfumato models show NAME`.")
 
 
 def show(
-    name: str = typer.Argument(..., help="A model's name, or package.module:function."),
+    name: str = typer.Argument(
+        ..., help="A model's name, timm:NAME, torchvision:NAME, or package.module:function."
+    ),
     classes: int = typer.Option(10, help="Number of classes."),
     channels: int | None = typer.Option(None, help="Channels of the images."),
     size: int | None = typer.Option(None, help="Height and width of the images."),

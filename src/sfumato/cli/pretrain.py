@@ -34,7 +34,7 @@ def pretrain(
         help="Random classes only: min-rand-10, half-rand-50, max-100, rand-N or rand-N/GROUPS.",
     ),
     size: int = typer.Option(None, help="Side to which images are scaled; see README."),
-    model: str = typer.Option(None, help="Model, instead of the recipe's."),
+    model: str = typer.Option(None, help="Model, instead of the recipe's; also timm:NAME."),
     start: str = typer.Option(
         None, metavar="RUN", help="Run folder or weights file to start from, its head drawn anew."
     ),

@@ -62,7 +62,7 @@ def train(
     ),
     data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
     size: int = typer.Option(None, help="Side to which images are scaled; see README."),
-    model: str = typer.Option(None, help="Model, instead of the recipe's."),
+    model: str = typer.Option(None, help="Model, instead of the recipe's; also timm:NAME."),
     batchnorm_to: str = BATCHNORM_TO,
     epsilon: float = typer.Option(None, help="Privacy budget."),
     delta: float = typer.Option(None, help="Less than 1 / number of training images."),

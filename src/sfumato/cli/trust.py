@@ -29,11 +29,11 @@ def named(
         changes: Settings given on the command line.
         tried: Settings to vary, given there too.
     """
-    from sfumato.models._trust import is_model_name
+    from sfumato.models._trust import is_library_name, is_model_name
 
     typed = [changes.get("model.name"), *_values((tried or {}).get("model.name"))]
-    models = [name for name in typed if isinstance(name, str) and is_model_name(name)]
-    return (*trust_code, *models)
+    names = [name for name in typed if isinstance(name, str) and is_model_name(name)]
+    return (*trust_code, *(name for name in names if not is_library_name(name)))
 
 
 def _values(choice: Any) -> Sequence[Any]:

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     model: str = typer.Argument(
-        ..., help="A model's name, package.module:function, or the folder of a run."
+        ..., help="A model's name, timm:NAME, package.module:function, or a run's folder."
     ),
     input: str = typer.Option(
         None, metavar="C,H,W", help="Shape of one image; the model's usual one if not given."

@@ -12,7 +12,7 @@ import pkgutil
 
 from sfumato.models._given import given_name
 from sfumato.models._summary import Layer, Summary, summary, summary_of
-from sfumato.models._trust import Code, GivenModel, Trust
+from sfumato.models._trust import Code, GivenModel, Trust, is_library_name
 from sfumato.models.registry import (
     ModelInfo,
     create,
@@ -39,6 +39,7 @@ __all__ = [
     "create_trusted",
     "given_name",
     "info",
+    "is_library_name",
     "names",
     "parse_options",
     "patterns",

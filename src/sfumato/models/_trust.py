@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import os
+import site
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
@@ -25,6 +28,10 @@ from sfumato.errors import CodeError, UntrustedCodeError, UserError, nearest
 
 VARIABLE = "SFUMATO_MODELS"
 """Environment variable: trusted modules, separated by commas."""
+
+
+LIBRARIES = ("timm", "torchvision")
+"""Packages whose registered models are named `timm:NAME` and need no trust where installed."""
 
 
 GivenModel = nn.Module | Callable[..., nn.Module]
@@ -105,6 +112,45 @@ def is_model_name(text: str) -> bool:
     """Tell whether a text has the form `package.module:function`."""
     module, _, function = text.partition(":")
     return _is_module_name(module) and function.isidentifier()
+
+
+def is_library_name(name: str) -> bool:
+    """Tell whether a name has the form `timm:NAME` or `torchvision:NAME`."""
+    return name.partition(":")[0] in LIBRARIES and ":" in name
+
+
+def imported_library(name: str, trust: Trust | None) -> ModuleType:
+    """Import the package of `timm:NAME` or `torchvision:NAME`.
+
+    *Guarantee:* For a name from a file the package is one that the user named, or that is installed
+    in this Python's site-packages, or that was imported before: never one that came with the file.
+
+    Args:
+        name: The model.
+        trust: The code that a file may run; None for a name that the user has just typed.
+
+    Raises:
+        UserError: If the package is missing, is not installed as above, or cannot be imported.
+    """
+    package = name.partition(":")[0]
+    if package not in sys.modules:
+        spec = importlib.util.find_spec(package)
+        if spec is None:
+            raise UserError(
+                f"The model '{name}' is part of the package {package}, which is not installed: "
+                f"pip install {package}"
+            )
+        if trust is not None and not trust.covers(name) and not _is_installed(spec):
+            raise UntrustedCodeError(trust.where, name, variable=VARIABLE)
+    with _outside_of_runs(trust):
+        return _imported(name, trust)
+
+
+def _is_installed(spec: ModuleSpec) -> bool:
+    """Tell whether a module lies in this Python's site-packages."""
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    folders |= {*site.getsitepackages(), site.getusersitepackages()}
+    return any(Path(spec.origin or "").is_relative_to(folder) for folder in folders)
 
 
 def _is_module_name(text: str) -> bool:

@@ -19,9 +19,10 @@ from torch import nn
 
 from sfumato.errors import UserError, nearest
 from sfumato.models._given import build_given
+from sfumato.models._libraries import build_library, library_options
 from sfumato.models._options import Option, check_options, declared_options, read_options
 from sfumato.models._outside import build_outside, outside_options
-from sfumato.models._trust import Trust
+from sfumato.models._trust import Trust, is_library_name
 from sfumato.nn import batchnorm_to_groupnorm
 from sfumato.text import GIVEN
 
@@ -144,7 +145,7 @@ def info(name: str) -> ModelInfo:
     hint = nearest(name, names())
     raise UserError(
         f"There is no model '{name}'.{hint} Known models: {', '.join(names())}{forms}; "
-        "or give a function of your own as 'package.module:function'."
+        "or timm:NAME, torchvision:NAME, or a function of your own as 'package.module:function'."
     )
 
 
@@ -154,7 +155,9 @@ def parse_options(name: str, texts: Iterable[str]) -> dict[str, object]:
     Raises:
         UserError: A text without `=`, or a value that cannot be read as the option's type.
     """
-    options = outside_options(name) if ":" in name else info(name).options
+    if ":" not in name:
+        return read_options(name, info(name).options, texts)
+    options = library_options(name) if is_library_name(name) else outside_options(name)
     return read_options(name, options, texts)
 
 
@@ -174,7 +177,8 @@ def create(
 
     Args:
         name: A registered name (`names()`), a name of a registered form (`wrn-28-10`), or
-            `package.module:function` for a function of your own that returns an `nn.Module`.
+            `package.module:function` for a function of your own that returns an `nn.Module`, or
+            `timm:NAME` or `torchvision:NAME` for a model of these libraries, with new weights.
         classes: The number of classes, the width of the logits.
         channels: The channels of the images.
         size: The height and width of the images, or one number for both.
@@ -203,7 +207,8 @@ def create_trusted(
 ) -> nn.Module:
     """Build a model from a name and options that were read from a file.
 
-    Guarantee: No code outside sfumato is imported or called except what `trust` covers.
+    Guarantee: No code outside sfumato is imported or called except what `trust` covers, and the
+    registries of timm and torchvision where these are installed, with plain values.
 
     Args:
         name: As for `create`.
@@ -251,6 +256,8 @@ def _create(
         )
     if name.startswith(GIVEN):
         return build_given(name, arguments, options, trust)
+    if is_library_name(name):
+        return build_library(name, arguments, options, trust)
     if ":" in name:
         return build_outside(name, arguments, options, trust)
     entry = info(name)

@@ -55,7 +55,7 @@ class Description:
     """The description of a model in its weights file.
 
     Attributes:
-        model: Registry name, or package.module:function.
+        model: Registry name, timm:NAME, torchvision:NAME, or package.module:function.
         options: The model's options.
         classes: Class names, in the order of the outputs.
         channels: Channels of the images.
@@ -245,8 +245,9 @@ def load(
 ) -> Classifier:
     """The classifier of a run folder, or of a weights file.
 
-    Guarantee: The file runs no code but sfumato's and that of modules in `trust_code` or in the
-    environment variable `SFUMATO_MODELS`, and none that is in the run folder.
+    Guarantee: The file runs no code but sfumato's, the model registries of timm and torchvision
+    where these are installed, and that of modules in `trust_code` or in the environment variable
+    `SFUMATO_MODELS`, and none that is in the run folder.
 
     Args:
         path: The run folder or weights file.
@@ -279,7 +280,7 @@ def load(
             raise ValueError(f"there are no test views {description.test_views!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
-    outside = ":" in description.model
+    outside = ":" in description.model and not models.is_library_name(description.model)
     held = sum(t.numel() for t in tensors.values())
     try:
         with nullcontext() if outside else _NoLarger(_SPARE + 4 * held):

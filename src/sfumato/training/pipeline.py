@@ -56,7 +56,8 @@ def train(
         device: `auto`, `cpu`, `cuda` or `mps`.
         reporter: Receives messages and progress.
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
-            from, may name, or the model itself; no other code is imported.
+            from, may name, or the model itself; no other code is imported, except installed timm
+            and torchvision.
 
     Returns:
         The run folder.

@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from sfumato import version
 from sfumato.data.catalogue import DRAWN
 from sfumato.errors import UserError
 from sfumato.io import json_lines
 from sfumato.io.json_lines import number
+from sfumato.models import is_library_name
 from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.exposure import Exposure
@@ -71,7 +73,7 @@ def guarantee_of(
         "batchnorm_to": recipe.model.batchnorm_to or "",
         "start": start,
         "taken": counted if taken is None else taken,
-        "versions": current_versions(),
+        "versions": current_versions() | _library(recipe),
         "digests": {"recipe": recipe_digest(header)},
         **facts,
     }
@@ -115,6 +117,12 @@ def guarantee_of(
         start_looked=origin.looked,
         **facts,
     )
+
+
+def _library(recipe: Recipe) -> dict[str, str]:
+    """The version of the library that the model comes from, by its name."""
+    package = recipe.model.name.partition(":")[0]
+    return {package: version.of(package)} if is_library_name(recipe.model.name) else {}
 
 
 def _given(recipe: Recipe) -> str:
