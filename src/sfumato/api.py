@@ -118,7 +118,7 @@ def train(
             changes["model.name"] = given_name(model)
             trusted = (*trusted, model)
             _check_device(model, device)
-        elif _is_own_code(model):
+        elif ":" in model:
             trusted = (*trusted, model)
     if not isinstance(data, str | os.PathLike | Recipe):
         in_memory, data = data, _named(data, changes)
@@ -128,13 +128,6 @@ def train(
         trust_code=trusted,
     )  # fmt: skip
     return Run(folder, data=in_memory, root=root, trust_code=trusted)
-
-
-def _is_own_code(model: str) -> bool:
-    """Tell whether a model's name stands for code that the user must have named."""
-    from sfumato.models import is_library_name
-
-    return ":" in model and not is_library_name(model)
 
 
 def _named(data: object, changes: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,11 @@ from cli_result import Run, refused
 
 import sfumato as package
 from fake_timm import fake_timm
-from sfumato.training import run_folder
+from sfumato import models
+from sfumato.cli.trust import again, named
+from sfumato.errors import UserError
+from sfumato.training import classifier, run_folder
+from sfumato.training.classifier import Description
 
 QUICK = (
     "train", "digits", "--model", "timm:tiny_net", "--set", "model.options.width=6",
@@ -91,3 +96,25 @@ def test_a_missing_library_is_a_sentence(sfumato: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for words in (("train", "digits", "--model", "timm:a"), ("models", "show", "timm:a")):
         refused(sfumato(*words), "'timm:a' is part of the package timm, which is not installed")
+
+
+def test_a_typed_name_is_trusted_and_not_asked_for_again() -> None:
+    typed = named(["mine"], {"model.name": "timm:tiny_net"}, {"model.name": ["timm:a.b", "b:c"]})
+    assert typed == ("mine", "timm:tiny_net", "timm:a.b", "b:c")
+    assert again(typed) == " --trust-code mine --trust-code b:c"
+
+
+def test_options_in_a_weights_file_cannot_ask_for_much_more_than_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classifier, "_SPARE", 1000)
+    options = {"width": 6}
+    network = models.create("timm:tiny_net", channels=1, size=8, **options)
+    described = Description(
+        "timm:tiny_net", options, tuple("abcdefghij"), 1, (8, 8), (0.0,), (1.0,)
+    )
+    classifier.save_weights(tmp_path / "a", network, described)
+    assert type(package.load(tmp_path / "a").network).__name__ == "Net"
+    classifier.save_weights(tmp_path / "b", network, replace(described, options={"width": 6000}))
+    with pytest.raises(UserError, match="far more than the file holds"):
+        package.load(tmp_path / "b")

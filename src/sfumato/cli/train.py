@@ -13,7 +13,7 @@ import typer
 
 from sfumato.cli.models import BATCHNORM_TO
 from sfumato.cli.terminal import echo
-from sfumato.cli.trust import TRUST_CODE
+from sfumato.cli.trust import TRUST_CODE, again
 from sfumato.cli.trust import named as named_code
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
@@ -164,8 +164,8 @@ def watch(
         resumed: The run that goes on, if it is not a new one.
         trusted: Code that this command line names, which going on needs again.
     """
-    again = "".join(f" --trust-code {shlex.quote(name)}" for name in trusted)
-    with _interruptible(name, out, resumed, again):
+    code = again(trusted)
+    with _interruptible(name, out, resumed, code):
         from sfumato.cli.training_progress import console, watched
         from sfumato.training.loop import Stopped
 
@@ -176,7 +176,7 @@ def watch(
             except Stopped as stopped:
                 console.print(
                     f"Stopped after step {stopped.step}; everything is saved. Go on with:\n"
-                    f"  sfumato train --resume {shlex.quote(str(stopped.folder))}{again}",
+                    f"  sfumato train --resume {shlex.quote(str(stopped.folder))}{code}",
                     soft_wrap=True,
                     markup=False,
                 )
@@ -185,7 +185,7 @@ def watch(
 
 
 @contextmanager
-def _interruptible(name: str, out: Path | None, resumed: Path | None, again: str) -> Iterator[None]:
+def _interruptible(name: str, out: Path | None, resumed: Path | None, code: str) -> Iterator[None]:
     """Say what is left when Ctrl-C comes before the first step, or a second time."""
     from sfumato.training.run_folder import begun
 
@@ -196,7 +196,7 @@ def _interruptible(name: str, out: Path | None, resumed: Path | None, again: str
         left = [resumed] if resumed else sorted(begun(name, out) - before)
         if left:
             folder = shlex.quote(str(left[0]))
-            echo(f"Stopped. Go on with: sfumato train --resume {folder}{again}", err=True)
+            echo(f"Stopped. Go on with: sfumato train --resume {folder}{code}", err=True)
         else:
             echo("Stopped before training began.", err=True)
         raise typer.Exit(130) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,8 +33,16 @@ def named(
     from sfumato.models._trust import is_library_name, is_model_name
 
     typed = [changes.get("model.name"), *_values((tried or {}).get("model.name"))]
-    names = [name for name in typed if isinstance(name, str) and is_model_name(name)]
-    return (*trust_code, *(name for name in names if not is_library_name(name)))
+    names = [name for name in typed if isinstance(name, str)]
+    return (*trust_code, *(n for n in names if is_model_name(n) or is_library_name(n)))
+
+
+def again(trusted: Sequence[str]) -> str:
+    """The options that name this code in a later command; models of timm and the like need none."""
+    from sfumato.models._trust import is_library_name
+
+    names = [name for name in trusted if not is_library_name(name)]
+    return "".join(f" --trust-code {shlex.quote(name)}" for name in names)
 
 
 def _values(choice: Any) -> Sequence[Any]:

@@ -102,7 +102,7 @@ def check_trusted(name: str) -> None:
     Raises:
         UserError: If it is something else, such as a path.
     """
-    if not _is_module_name(name) and not is_model_name(name):
+    if not _is_module_name(name) and not is_model_name(name) and not is_library_name(name):
         raise UserError(
             f"--trust-code takes the name of a module, such as mypackage.net, not '{name}'."
         )
