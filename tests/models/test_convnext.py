@@ -10,6 +10,7 @@ from torch.nn.functional import layer_norm
 from sfumato.errors import UserError
 from sfumato.models import create, summary_of
 from sfumato.models.convnext import convnext
+from sfumato.privacy.per_example import PerExample
 from sfumato.privacy.verify.report import verify
 
 SMALL = {
@@ -72,6 +73,13 @@ def test_options_that_cannot_be_are_sentences(options: dict[str, object], words:
 def test_gradients_are_those_of_one_example_at_a_time() -> None:
     torch.manual_seed(1)
     assert_same_gradients(convnext(**SMALL, layer_scale=0.5), (3, 8, 8))
+
+
+def test_branches_dropped_behind_a_tiny_gain_take_the_layered_path() -> None:
+    torch.manual_seed(0)
+    engine = PerExample(convnext(**SMALL, stochastic_depth=0.2))
+    engine(torch.randn(3, 3, 8, 8), torch.tensor([0, 3, 1]))
+    assert engine.method == "layers", engine.passed_over
 
 
 @pytest.mark.slow
