@@ -75,11 +75,11 @@ def test_gradients_are_those_of_one_example_at_a_time() -> None:
     assert_same_gradients(convnext(**SMALL, layer_scale=0.5), (3, 8, 8))
 
 
-def test_branches_dropped_behind_a_tiny_gain_take_the_layered_path() -> None:
+def test_branches_dropped_behind_a_tiny_gain_take_the_pass_by_operators() -> None:
     torch.manual_seed(0)
     engine = PerExample(convnext(**SMALL, stochastic_depth=0.2))
     engine(torch.randn(3, 3, 8, 8), torch.tensor([0, 3, 1]))
-    assert engine.method == "layers", engine.passed_over
+    assert engine.method == "operators", engine.passed_over
 
 
 @pytest.mark.slow

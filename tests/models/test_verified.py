@@ -28,7 +28,7 @@ def small(name: str) -> tuple[torch.nn.Module, tuple[int, int, int]]:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in DEEP else ()) for n in ALL]
 )
-def test_every_model_is_checked_and_takes_the_layered_path(name: str) -> None:
+def test_every_model_is_checked_and_takes_the_pass_by_operators(name: str) -> None:
     model, shape = small(name)
     engine = PerExample(model)
     engine(torch.randn(2, *shape), torch.tensor([0, 3]))
