@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_mechanism import (
     AdjacencyType,
@@ -21,6 +20,8 @@ from dp_accounting.pld.privacy_loss_mechanism import (
     MixtureGaussianPrivacyLoss,
 )
 from scipy import stats
+
+from sfumato.privacy.accounting.grid_pmf import connect_the_dots
 
 ADD, REMOVE = AdjacencyType.ADD, AdjacencyType.REMOVE
 
@@ -77,9 +78,7 @@ def _pmf(
     # No output reaches the loss ε: everything exceeds it (remove), or nothing does (add).
     if adjacency == REMOVE:
         deltas[~inside] = -np.expm1(epsilons[~inside])
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        width, lower, upper, np.clip(deltas, 0, 1)
-    )
+    return connect_the_dots(width, lower, upper, np.clip(deltas, 0, 1))
 
 
 def _privacy_loss(q: float, noise_multiplier: float, adjacency: AdjacencyType, group: int) -> Any:
