@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 
 import numpy as np
 import pytest
@@ -227,13 +226,11 @@ def test_states_round_trip():
 
 
 @pytest.mark.parametrize("group", COUNTS)
-def test_building_is_fast(group):
-    create("eq-resnet9", group="c2")
+def test_every_basis_is_built_once(group):
     steerable.steerable_basis.cache_clear()
-    steerable.published_gain.cache_clear()
-    start = time.process_time()
     create(f"eq-resnet9-{group}")
-    assert time.process_time() - start < 1
+    used = steerable.steerable_basis.cache_info()
+    assert used.misses <= 4 < used.hits
 
 
 @pytest.mark.parametrize("layout", [(64, 128, 256), (32, 64, 128), (16, 32, 64), (8, 16, 32)])

