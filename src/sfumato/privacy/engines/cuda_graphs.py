@@ -50,9 +50,10 @@ class Replayed:
     The function must not synchronise with the device, and apart from its arguments reads and writes
     at fixed addresses. The next replay overwrites the tensors that a replay returns.
 
-    Guarantee: A graph is used only if its first replay returns what the function has returned for
-    Guarantee: A graph is used only if its first replay returns what the function has returned for
-    the same inputs, up to the differences of libraries that are not deterministic. Args:
+    *Guarantee:* a graph is used only if its first replay returns what the function has returned for
+    the same inputs, up to the differences of libraries that are not deterministic.
+
+    Args:
         function: From tensors to a tuple of tensors.
         aside: Whether arguments only state the device, and are not read.
         pool: Memory shared by graphs that are replayed in the order of their capture, one after
@@ -99,8 +100,7 @@ class Replayed:
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> bool:
         # Free cached blocks first: memory of the graph that is cut from large cached blocks would
-        # keep
-        # them from being given back.
+        # keep them from being given back.
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self._inputs = inputs if self._aside else tuple(t.clone() for t in inputs)
