@@ -26,7 +26,7 @@ def drive(folder: Path, *, kills: int, steps: int) -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_and_resumed(tmp_path: Path, kills: int) -> None:
     steps = 10 * kills
     assert drive(tmp_path / "whole", kills=0, steps=steps) == 0

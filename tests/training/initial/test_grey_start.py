@@ -37,7 +37,7 @@ class Listening(Silent):
             raise KeyboardInterrupt
 
 
-@pytest.fixture(scope="module", params=["uint8", "uint16"])
+@pytest.fixture(scope="module", params=[pytest.param("uint8", marks=pytest.mark.slow), "uint16"])
 def scans(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of grey images of two classes."""
     folder = tmp_path_factory.mktemp("scans") / "scans"
@@ -84,6 +84,7 @@ def test_the_images_are_those_that_a_resumed_run_loads(scans: Path) -> None:
     assert (changed.mean, changed.std) == (loaded.mean, loaded.std)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scans", ["uint16"], indirect=True)
 def test_an_interrupted_run_ends_where_it_would_have(scans: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
