@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from interpreting import interpreted
 from scipy import stats
 
 from sfumato.kernels import AVAILABLE, chacha20
@@ -125,12 +124,6 @@ def compare(device: str, dtype: torch.dtype, tolerance: float) -> None:
             wanted = chacha20.normals(key, count, CPU, block=block)
             assert ours.shape == wanted.shape and ours.dtype == torch.float64
             assert not count or float((ours - wanted).abs().max()) < 1e-14
-
-
-@pytest.mark.skipif(AVAILABLE, reason="runs on the device itself")
-def test_interpreted_kernel_equals_its_definition() -> None:
-    pytest.importorskip("triton", minversion="3.7")  # 3.6 interprets nothing beside NumPy 2.4.
-    interpreted("test_chacha20")
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="needs CUDA and Triton")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreting import interpreted
 
 from sfumato.kernels import AVAILABLE, definitions
 from sfumato.kernels.definitions import Geometry
@@ -71,12 +70,6 @@ def exact_norms(grads: torch.Tensor, scales: torch.Tensor | None) -> torch.Tenso
 def close(ours: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
     scale = float(wanted.abs().max())
     torch.testing.assert_close(ours.float(), wanted.float(), rtol=0, atol=tolerance * scale)
-
-
-@pytest.mark.skipif(AVAILABLE, reason="runs on the device itself")
-def test_interpreted_kernels_equal_their_definitions() -> None:
-    pytest.importorskip("triton", minversion="3.7")  # 3.6 interprets nothing beside NumPy 2.4.
-    interpreted("test_conv_kernel")
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="needs CUDA and Triton")

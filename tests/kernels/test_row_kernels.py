@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from interpreting import interpreted
 from torch import Tensor
 
 from sfumato.kernels import AVAILABLE, definitions
@@ -89,12 +88,6 @@ def close(ours: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert ours.shape == wanted.shape
     scale = float(wanted.abs().max())
     torch.testing.assert_close(ours.float(), wanted.float(), rtol=0, atol=tolerance * scale)
-
-
-@pytest.mark.skipif(AVAILABLE, reason="runs on the device itself")
-def test_interpreted_kernels_equal_their_definitions() -> None:
-    pytest.importorskip("triton", minversion="3.7")  # 3.6 interprets nothing beside NumPy 2.4.
-    interpreted("test_row_kernels")
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="needs CUDA and Triton")

@@ -6,16 +6,21 @@ import pytest
 import torch
 
 from sfumato import models
+from sfumato.privacy.checks.agreement import errors
+from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.per_example import PerExample
 from sfumato.privacy.verify.report import verify
 
 QUICK = ("tanh-cnn", "papernot-1", "wrn-10-1")
 ALL = [name for name in models.names() if "{" not in name]
-DEEP = (
-    "wrn-40-4", "scale-wrn-16-4", "resnet34", "resnet50", "scale-resnet50", "eq-resnet9-d16",
-    "vit-small", "convnext-tiny",
+SHALLOW = (
+    "eq-resnet9-d4", "eq-resnet9-so2-1", "eq-wrn-10-1",
+    "papernot-1", "papernot-2", "papernot-6", "resnet9", "resnet20", "scale-resnet9",
+    "scale-wrn-10-1", "scatternet", "smoothnet", "tanh-cnn", "wrn-10-1", "vit-tiny",
 )  # fmt: skip
-"""Those of the same blocks as shallower ones."""
+"""Those that are checked in seconds; most others have the same blocks."""
+DEEP = ("densenet121", "efficientnet-b0", "resnet18", "convnext-atto")
+"""One of each of the other families."""
 
 
 def small(name: str) -> tuple[torch.nn.Module, tuple[int, int, int]]:
@@ -25,8 +30,12 @@ def small(name: str) -> tuple[torch.nn.Module, tuple[int, int, int]]:
     return models.create(name, classes=4, channels=channels, size=size), (channels, size, size)
 
 
+def test_every_family_has_a_quick_case() -> None:
+    assert {models.info(n).family for n in ALL} == {models.info(n).family for n in SHALLOW + DEEP}
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in DEEP else ()) for n in ALL]
+    "name", [*SHALLOW, *(pytest.param(n, marks=pytest.mark.slow) for n in ALL if n not in SHALLOW)]
 )
 def test_every_model_is_checked_and_takes_the_pass_by_operators(name: str) -> None:
     model, shape = small(name)
@@ -34,6 +43,17 @@ def test_every_model_is_checked_and_takes_the_pass_by_operators(name: str) -> No
     engine(torch.randn(2, *shape), torch.tensor([0, 3]))
     assert engine.method == "operators", engine.passed_over
     assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_models_take_the_layered_path_and_agree_with_the_reference(name: str) -> None:
+    model, shape = small(name)
+    engine = PerExample(model, check=False)
+    x, y = torch.randn(2, *shape), torch.tensor([0, 3])
+    found = engine(x, y)
+    assert engine.method == "layers"
+    assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
+    assert max(errors(found, one_at_a_time(model, x, y)).values()) <= 2e-3
 
 
 @pytest.mark.parametrize("name", QUICK)
