@@ -115,7 +115,10 @@ def _refuse_guards(sizes: Sizes) -> None:
 
 def _refuse_survivors(kept: list[weakref.ref[Tensor]]) -> None:
     """Refuse a pass after which something still holds tensors computed from the batch."""
-    gc.collect()
+    for generation in range(3):
+        if all(reference() is None for reference in kept):
+            return
+        gc.collect(generation)
     if any(reference() is not None for reference in kept):
         raise _NotProved("something keeps a tensor of the batch after the pass")
 
