@@ -14,3 +14,8 @@ def one_in(every: int, cases: Iterable[Any]) -> list[Any]:
         case if i % every == 0 else pytest.param(case, marks=pytest.mark.slow)
         for i, case in enumerate(cases)
     ]
+
+
+def with_slow(cases: Iterable[Any], *slow: Any) -> list[Any]:
+    """The cases as parameters of a test, some of them marked slow."""
+    return [pytest.param(case, marks=pytest.mark.slow) if case in slow else case for case in cases]

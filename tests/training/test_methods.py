@@ -29,6 +29,7 @@ from sfumato.training.interrupt import StopRequest
 from sfumato.training.loop import Loop, Stopped
 from sfumato.training.metrics import Metrics
 from sfumato.training.reporter import Silent
+from thinning import with_slow
 
 BASE: dict[str, Any] = {
     "model": {"options": {"filters": 3}},
@@ -286,9 +287,10 @@ METHODS: dict[str, dict[str, Any]] = {
         "optimizer__patience": 0.1, "data__validation": 0.2,
     },
 }  # fmt: skip
+SPLIT = ("views", "clean", "mixed", "adaptive-per-layer", "dynamic")
 
 
-@pytest.mark.parametrize("name", ["views", "clean", "mixed", "adaptive-per-layer", "dynamic"])
+@pytest.mark.parametrize("name", with_slow(SPLIT, "views", "clean"))
 def test_physical_batches_do_not_change_a_run(name: str, tmp_path: Path) -> None:
     found = []
     for size in (7, 64, 400):
@@ -303,7 +305,7 @@ def test_physical_batches_do_not_change_a_run(name: str, tmp_path: Path) -> None
             assert torch.allclose(a, b, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", with_slow(METHODS, "views", "clean", "mixed", "adaptive"))
 def test_an_interrupted_run_ends_bit_for_bit_where_it_would_have(name: str, tmp_path: Path) -> None:
     chosen = recipe(**METHODS[name], training__checkpoint_every=1, training__steps=6)
     train(chosen, out=tmp_path / "whole", device="cpu")
