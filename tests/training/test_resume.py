@@ -19,6 +19,7 @@ from sfumato.recipe import Recipe
 from sfumato.run import Run
 from sfumato.training import run_folder, snapshots
 from sfumato.training.reporter import Progress, Silent
+from tiny_run import TINY
 
 
 class Crash(Silent):
@@ -34,7 +35,7 @@ class Crash(Silent):
 
 def ten_steps(**changes: Any) -> Recipe:
     """Ten steps on digits with checkpoints after every fifth."""
-    settings = {
+    settings = TINY | {
         "training.epochs": None,
         "training.steps": 10,
         "training.seed": 0,

@@ -22,10 +22,11 @@ from sfumato.training import tune as tuning
 from sfumato.training.loop import Loop
 from sfumato.training.proposals import Range, Trial, parse_choice
 from sfumato.training.tune import lighter, sentence, tune
+from tiny_run import TINY
 
 
 def tiny(**changes: Any) -> Recipe:
-    few = {"training.batch": 64, "training.steps": 2, "training.seed": 0}
+    few = TINY | {"training.steps": 2, "training.seed": 0}
     return recipes.find("digits").replace({**few, **changes})
 
 
