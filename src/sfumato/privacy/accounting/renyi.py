@@ -17,7 +17,7 @@ from scipy import special
 _MOST_TERMS = 1000
 """Terms after which a sum counts as not converging: its order is then excluded, which is safe."""
 
-_FEW_TERMS = 50
+_FEW_TERMS = 100
 """Terms that are computed at once."""
 
 
@@ -36,28 +36,34 @@ def _whole(q: float, noise_multiplier: float, order: float) -> float:
     """The logarithm of the moment of an integer order: a binomial sum."""
     n = np.arange(int(order) + 1)
     terms = _log_binomial(int(order), n) + n * math.log(q) + (int(order) - n) * math.log1p(-q)
-    total = -math.inf
-    for term in (terms + (n * n - n) / (2 * noise_multiplier**2)).tolist():
-        total = _log_add(total, term)
-    return total
+    return float(_log_sums(-math.inf, terms + (n * n - n) / (2 * noise_multiplier**2))[-1])
 
 
 def _fractional(q: float, noise_multiplier: float, order: float) -> float:
-    """The logarithm of the moment of another order: two series, one on each side of a point."""
-    left = right = last_left = last_right = -math.inf
+    """The logarithm of the moment of another order: two series, one on each side of a point.
+
+    They end where both decrease and their terms are below e⁻³⁰ of the sum.
+    """
+    sums = last = np.full(2, -math.inf)
     for first in range(0, _MOST_TERMS, _FEW_TERMS):
         n = np.arange(first, first + _FEW_TERMS)
-        for a, b in zip(*_terms(q, noise_multiplier, order, n), strict=True):
-            left, right = _log_add(left, a), _log_add(right, b)
-            if a < last_left and b < last_right:
-                total = _log_add(left, right)
-                if max(a, b) < total - 30:
-                    return total
-            last_left, last_right = a, b
+        terms = _terms(q, noise_multiplier, order, n)
+        partial = np.stack([_log_sums(*pair) for pair in zip(sums, terms, strict=True)])
+        total = np.logaddexp(*partial)
+        falling = (terms < np.column_stack([last, terms[:, :-1]])).all(0)
+        found = falling & (terms.max(0) < total - 30)
+        if found.any():
+            return float(total[found.argmax()])
+        sums, last = partial[:, -1], terms[:, -1]
     return math.inf
 
 
-def _terms(q: float, sigma: float, order: float, n: Any) -> tuple[list[float], list[float]]:
+def _log_sums(first: float, terms: Any) -> Any:
+    """The logarithms of the sums of a first number and each more of the others, one by one."""
+    return np.logaddexp.accumulate(np.concatenate(([first], terms)))[1:]
+
+
+def _terms(q: float, sigma: float, order: float, n: Any) -> Any:
     """The logarithms of the terms of both series."""
     log_q, log_rest = math.log(q), math.log1p(-q)
     middle = sigma**2 * math.log(1 / q - 1) + 0.5
@@ -67,7 +73,7 @@ def _terms(q: float, sigma: float, order: float, n: Any) -> tuple[list[float], l
     root = math.sqrt(2) * sigma
     left = left + (math.log(0.5) + _log_erfc((n - middle) / root))
     right = right + (math.log(0.5) + _log_erfc((middle - m) / root))
-    return left.tolist(), right.tolist()
+    return np.stack([left, right])
 
 
 def _log_binomial(n: float, k: Any) -> Any:
@@ -76,8 +82,3 @@ def _log_binomial(n: float, k: Any) -> Any:
 
 def _log_erfc(x: Any) -> Any:
     return math.log(2) + special.log_ndtr(-x * 2**0.5)
-
-
-def _log_add(x: float, y: float) -> float:
-    small, large = (x, y) if x < y else (y, x)
-    return large if small == -math.inf else math.log1p(math.exp(small - large)) + large
