@@ -114,7 +114,7 @@ LATE["a value, backwards only"] = lambda: (Backwards(lambda m, x: x), None)
 def _after_calls() -> tuple[nn.Module, None]:
     """Mixes from some time on; what counts the time is hidden."""
     calls = iter(range(10**9))
-    return Net(lambda m, x: x - x.mean(0) if next(calls) > 1000 else x), None
+    return Net(lambda m, x: x - x.mean(0) if next(calls) > 400 else x), None
 
 
 def _memory() -> tuple[nn.Module, None]:
@@ -209,7 +209,7 @@ def test_late_mixing_stops_the_run(name: str, monkeypatch: pytest.MonkeyPatch) -
     with torch.no_grad():
         trained(model)
     with pytest.raises(UserError, match="one example reach") as error:
-        for _ in range(1200 if name == "after some time" else 60):
+        for _ in range(500 if name == "after some time" else 60):
             engine.accumulate(*set_off(x, y))
             engine.discard()
     assert str(error.value) == spot_check.STOPPED, "anything else might tell of the data"
@@ -228,7 +228,7 @@ def test_late_mixing_stops_the_statement(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(spot_check, "EVERY", 10**9)
     trained(model)
     with pytest.raises(UserError, match=r"one example reach|moves the outputs of the others"):
-        for _ in range(1200 if name == "after some time" else 60):
+        for _ in range(500 if name == "after some time" else 60):
             engine.accumulate(*set_off(x, y))
             engine.release()
             for p in model.parameters():
