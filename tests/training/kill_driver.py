@@ -2,8 +2,9 @@
 
     python kill_driver.py FOLDER SEED KILLS STEPS
 
-Imports happen once, in the parent; each child resumes the run and is killed after a random time,
-or, every other time, right at one of its file operations. The parent prints how many were killed.
+Imports happen once, in the parent. A first child trains FOLDER/whole undisturbed. Each of the
+others resumes FOLDER/killed and is killed after a random time, or, every other time, right at one
+of its file operations. The parent prints how many were killed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import time
 import traceback
 from pathlib import Path
+
+import torch._dynamo  # the optimizers import it
 
 from sfumato.recipe import from_dict
 from sfumato.training import run_folder
@@ -60,8 +63,6 @@ def die_at_operation(number: int) -> None:
 
 
 def live(folder: Path, steps: int) -> None:
-    import torch
-
     torch.set_num_threads(1)
     if (folder / run_folder.LEDGER).exists():
         resume(folder, device="cpu")
@@ -71,9 +72,8 @@ def live(folder: Path, steps: int) -> None:
         train(recipe, out=folder, device="cpu")
 
 
-def main() -> None:
-    folder, seed, kills = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    rng = random.Random(seed)
+def drive(folder: Path, steps: int, kills: int, rng: random.Random) -> int:
+    """Train in children until one ends by itself; the number of those that were killed."""
     killed = 0
     while True:
         child = os.fork()
@@ -82,7 +82,7 @@ def main() -> None:
             try:
                 if killed < kills and killed % 2:
                     die_at_operation(rng.randrange(3, 25))
-                live(folder, int(sys.argv[4]))
+                live(folder, steps)
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -97,7 +97,14 @@ def main() -> None:
                 sys.exit("a child failed")
             break
         killed += 1
-    print(killed)
+    return killed
+
+
+def main() -> None:
+    folder, (seed, kills, steps) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    rng = random.Random(seed)
+    drive(folder / "whole", steps, 0, rng)
+    print(drive(folder / "killed", steps, kills, rng))
 
 
 if __name__ == "__main__":
