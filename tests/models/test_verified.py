@@ -10,6 +10,7 @@ from sfumato.privacy.checks.agreement import errors
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.per_example import PerExample
 from sfumato.privacy.verify.report import verify
+from thinning import with_slow
 
 QUICK = ("tanh-cnn", "papernot-1", "wrn-10-1")
 ALL = [name for name in models.names() if "{" not in name]
@@ -56,7 +57,7 @@ def test_deep_models_take_the_layered_path_and_agree_with_the_reference(name: st
     assert max(errors(found, one_at_a_time(model, x, y)).values()) <= 2e-3
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", with_slow(QUICK, "wrn-10-1"))
 def test_verify(name: str) -> None:
     model, shape = small(name)
     report = verify(model, input_shape=shape, classes=4, batch=3)
