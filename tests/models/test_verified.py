@@ -47,12 +47,12 @@ def test_every_model_is_checked_and_takes_the_pass_by_operators(name: str) -> No
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_deep_models_take_the_layered_path_and_agree_with_the_reference(name: str) -> None:
+def test_deep_models_take_the_pass_by_operators_and_agree_with_the_reference(name: str) -> None:
     model, shape = small(name)
     engine = PerExample(model, check=False)
     x, y = torch.randn(2, *shape), torch.tensor([0, 3])
     found = engine(x, y)
-    assert engine.method == "layers"
+    assert engine.method == "operators"
     assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
     assert max(errors(found, one_at_a_time(model, x, y)).values()) <= 2e-3
 
