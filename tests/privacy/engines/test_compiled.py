@@ -1,4 +1,4 @@
-"""The compiled pass against the layered one, traced whole but run without code generation."""
+"""The compiled pass against the one by operators, traced whole but run without code generation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def network(name: str, size: int, **options: object) -> nn.Module:
 
 
 @pytest.mark.parametrize(("name", "options", "size", "views", "storage"), CASES)
-def test_norms_and_sums_are_those_of_the_layered_pass(
+def test_norms_and_sums_are_those_of_the_pass_by_operators(
     name: str, options: dict[str, object], size: int, views: int, storage: Storage | None
 ) -> None:
     torch.manual_seed(0)

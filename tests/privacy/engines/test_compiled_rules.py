@@ -14,7 +14,7 @@ from sfumato.privacy.engines import compiled
 from sfumato.privacy.engines.compiled import Compiled
 from sfumato.privacy.engines.compiled_rules import group_norm, mish
 from sfumato.privacy.engines.layer_rules import Own
-from sfumato.privacy.engines.layer_rules import group_norm as layered
+from sfumato.privacy.engines.layer_rules import group_norm as eager
 from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.engines.stored_gradients import Matrix
@@ -29,7 +29,7 @@ def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("shape", [(6, 8, 5, 4), (6, 8), (6, 8, 3)])
-def test_group_norm_is_the_layered_rule(shape: tuple[int, ...], affine: bool) -> None:
+def test_group_norm_is_that_of_the_layer_rules(shape: tuple[int, ...], affine: bool) -> None:
     torch.manual_seed(0)
     layer = nn.GroupNorm(4, 8, affine=affine).double()
     values: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -38,7 +38,7 @@ def test_group_norm_is_the_layered_rule(shape: tuple[int, ...], affine: bool) ->
     x = torch.randn(shape).double() * 2 + 3
     weights = torch.randn(shape).double()
     found = []
-    for rule in (group_norm, layered):
+    for rule in (group_norm, eager):
         own = x.clone().requires_grad_()
         leaves = [None if v is None else v.expand(3, 8).clone().requires_grad_() for v in values]
         y = rule(layer, Own(2, *values, *leaves, cast=False), own)

@@ -1,4 +1,4 @@
-"""The layered pass as compiled graphs over leaves at fixed addresses.
+"""The pass over a model as compiled graphs over leaves at fixed addresses.
 
 Forward and backward pass become one pair of graphs. Norms and weighted sums are computed by a few
 operators of `sfumato.kernels`, and by compiled graphs where a parametrisation has no operator. The
