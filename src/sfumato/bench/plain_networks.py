@@ -92,7 +92,8 @@ class TransformerBlock(nn.Module):
         y = self.attention(self.norm1(x))
         x = x + (y if self.gain1 is None else self.gain1 * y)
         y = self.mlp(self.norm2(x))
-        return x + (y if self.gain2 is None else self.gain2 * y)
+        out: Tensor = x + (y if self.gain2 is None else self.gain2 * y)
+        return out
 
 
 class VisionTransformer(nn.Module):
@@ -179,7 +180,9 @@ class ConvNeXtBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Residual sum."""
         y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        return x + (self.gain * self.narrow(F.gelu(self.wide(y)))).permute(0, 3, 1, 2)
+        y = self.gain * self.narrow(F.gelu(self.wide(y)))
+        out: Tensor = x + y.permute(0, 3, 1, 2)
+        return out
 
 
 def convnext(
@@ -226,7 +229,8 @@ class MBConv(nn.Module):
         y = self.expand(x)
         gate = self.excite(F.silu(self.squeeze(y.mean((2, 3), keepdim=True)))).sigmoid()
         y = self.project(y * gate)
-        return x + y if self.residual else y
+        out: Tensor = x + y if self.residual else y
+        return out
 
 
 def mbconv(*, classes: int = 10) -> nn.Module:
