@@ -41,5 +41,24 @@ def test_gradients_are_those_of_one_example_at_a_time(name: str, views: int) -> 
 
 
 def test_every_network_is_a_case() -> None:
-    names = [case.model.partition(":")[2] for case in cases.foreign("float32")]
+    names = [case.model.partition(":")[2] for case in cases.foreign("cpu", "float32")]
     assert tuple(names) == plain_networks.NAMES
+
+
+def test_networks_of_timm_are_cases_on_a_gpu() -> None:
+    found = cases.foreign("cuda", "bfloat16")
+    assert {case.views for case in found} == {1, 8}
+    assert all(
+        case.model.startswith("timm:") and case.batchnorm_to == "groupnorm" for case in found
+    )
+    assert {case.size for case in found} == {64, 160, 224}
+    assert len({case.key for case in found}) == len(found)
+    again = [cases.Case(**case.to_dict()) for case in found]
+    assert again == found and found[0].image == (3, 64, 64)
+
+
+def test_names_in_tables_are_short() -> None:
+    names = {case.name for case in cases.foreign("cpu", "float32")}
+    assert "plain:vit" in names and "timm:resnet18, 64 px" in {
+        case.name for case in cases.foreign("cuda", "bfloat16")
+    }

@@ -41,9 +41,11 @@ class Case:
         precision: `bfloat16` or `float32`.
         physical: Physical batches per update.
         examples: Training examples in the generated data set.
-        suite: `main`; `large` for an update of many physical batches, measured for its memory; or
-            the quantity that a scaling curve varies: `rows`, `views` or `width`.
+        suite: `main`; `foreign` for networks from outside; `large` for an update of many physical
+            batches, measured for its memory; or the quantity that a scaling curve varies: `rows`,
+            `views` or `width`.
         options: The model's options.
+        size: Side of the images; None for that of the model's own.
     """
 
     model: str
@@ -54,6 +56,7 @@ class Case:
     examples: int = 50_000
     suite: str = "main"
     options: dict[str, Any] = field(default_factory=dict)
+    size: int | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -91,14 +94,31 @@ class Case:
         return self.rows * self.physical
 
     @property
+    def image(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images."""
+        channels, height, width = image_of(self.model)
+        return (channels, self.size or height, self.size or width)
+
+    @property
+    def batchnorm_to(self) -> str | None:
+        """The layer that replaces BatchNorm in networks from outside."""
+        return "groupnorm" if ":" in self.model else None
+
+    @property
     def scaling(self) -> bool:
         """Tell whether it is a point of a scaling curve."""
         return self.suite in ("rows", "views", "width")
 
     @property
+    def name(self) -> str:
+        """The model's name in tables, with the size of images if it was chosen."""
+        short = self.model.replace("sfumato.bench.plain_networks", "plain")
+        return f"{short}, {self.size} px" if self.size else short
+
+    @property
     def title(self) -> str:
         """A short title."""
-        return f"{self.model}, K = {self.views}, {self.rows:,} rows, {self.precision}"
+        return f"{self.name}, K = {self.views}, {self.rows:,} rows, {self.precision}"
 
     @property
     def key(self) -> str:
@@ -113,7 +133,10 @@ class Case:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the record."""
-        return asdict(self)
+        found = asdict(self)
+        if self.size is None:
+            del found["size"]
+        return found
 
 
 def image_of(model: str) -> tuple[int, int, int]:
@@ -180,14 +203,41 @@ def choose(
     )
 
 
-def foreign(precision: str) -> list[Case]:
-    """Networks written in plain PyTorch, which use parameters outside of known layers."""
+_OUTSIDE: tuple[tuple[str, dict[str, Any], int, int], ...] = (
+    *((f"timm:{name}", {}, 64, 512) for name in ("resnet18", "resnet50", "regnety_002")),
+    ("timm:efficientnet_b0", {}, 64, 512),
+    *((f"timm:{name}", {}, 160, 256) for name in ("resnet18", "resnet50", "regnety_002")),
+    ("timm:efficientnet_b0", {}, 160, 256),
+    ("timm:convnext_atto", {}, 64, 512),
+    ("timm:convnext_tiny", {}, 64, 512),
+    ("timm:vit_tiny_patch16_224", {"patch_size": 8}, 64, 512),
+    ("timm:deit_small_patch16_224", {}, 224, 128),
+    ("timm:swin_tiny_patch4_window7_224", {}, 224, 128),
+    ("timm:mixer_s32_224", {}, 224, 256),
+)
+"""Networks from outside with their options, image size and rows at once on a GPU."""
+
+
+def foreign(device: str, precision: str) -> list[Case]:
+    """Networks that sfumato does not define: those of timm on a GPU, plain PyTorch on a CPU."""
+    if device == "cuda":
+        return [
+            Case(
+                model=name, views=k, rows=rows, physical=2, precision=precision, examples=2048,
+                options=options, size=size, suite="foreign",
+            )
+            for name, options, size, rows in _OUTSIDE
+            for k in (1, 8)
+        ]  # fmt: skip
     from sfumato.bench import plain_networks
 
     return [
-        Case(model=f"{plain_networks.__name__}:{name}", rows=32, physical=1, precision=precision)
+        Case(
+            model=f"{plain_networks.__name__}:{name}", rows=32, physical=1, precision=precision,
+            suite="foreign",
+        )
         for name in plain_networks.NAMES
-    ]
+    ]  # fmt: skip
 
 
 def default_contenders(device: str) -> list[str]:

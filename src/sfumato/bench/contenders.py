@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.bench.cases import Case, image_of
+from sfumato.bench.cases import Case
 from sfumato.bench.feed import (
     DECAY,
     Contender,
@@ -45,7 +45,7 @@ def real_loop(case: Case, device: torch.device) -> tuple[Loop, Callable[[], None
 
     recipe = recipe_of(case)
     devices.pick_device(str(device), case.precision)
-    dataset = generated(image_of(case.model), case.examples)
+    dataset = generated(case.image, case.examples)
     plan = setup.plan(recipe, case.examples)
     randomness = Randomness.from_seed(0)
     model = setup.build_model(recipe, dataset, randomness)

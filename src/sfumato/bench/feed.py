@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import models
-from sfumato.bench.cases import Case, image_of
+from sfumato.bench.cases import Case
 from sfumato.data import Dataset, ImageSet, ImageStore
 from sfumato.recipe import Recipe, from_dict
 from sfumato.training import setup
@@ -75,11 +75,12 @@ def generated(image: tuple[int, int, int], examples: int) -> Dataset:
 
 def recipe_of(case: Case) -> Recipe:
     """The recipe of a case, with a given sigma, so that no time goes into calibration."""
+    normed = {"batchnorm_to": case.batchnorm_to} if case.batchnorm_to else {}
     return from_dict(
         {
             "name": "bench",
             "data": {"name": "generated"},
-            "model": {"name": case.model, "options": case.options},
+            "model": {"name": case.model, "options": case.options} | normed,
             "privacy": {
                 "noise_multiplier": SIGMA,
                 "clip": CLIP,
@@ -104,13 +105,14 @@ def recipe_of(case: Case) -> Recipe:
 
 def build_model(case: Case, **options: Any) -> nn.Module:
     """A new model of the case, on the CPU."""
-    channels, height, width = image_of(case.model)
+    channels, height, width = case.image
     torch.manual_seed(0)
     return models.create(
         case.model,
         classes=CLASSES,
         channels=channels,
         size=(height, width),
+        batchnorm_to=case.batchnorm_to,
         **(case.options | options),
     )
 
@@ -120,7 +122,7 @@ class Feed:
 
     def __init__(self, case: Case, device: torch.device, *, channels_last: bool = True) -> None:
         self.case, self.device = case, device
-        dataset = generated(image_of(case.model), case.examples)
+        dataset = generated(case.image, case.examples)
         self.store = ImageStore(dataset.train, mean=dataset.mean, std=dataset.std, device=device)
         self.views = setup.views(recipe_of(case))
         self.format = torch.channels_last if channels_last else torch.contiguous_format

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sfumato.bench.cases import Case, image_of
+from sfumato.bench.cases import Case
 from sfumato.bench.feed import (
     CLIP,
     DECAY,
@@ -50,7 +50,7 @@ def _contender(case: Case, jax: Any) -> Contender:
     clipping = importlib.import_module("jax_privacy").clipping
     dtype = jnp.bfloat16 if case.precision == "bfloat16" else jnp.float32
     weights = weights_of(case, jnp)
-    dataset = generated(image_of(case.model), case.examples)
+    dataset = generated(case.image, case.examples)
     images = jnp.asarray(np.ascontiguousarray(dataset.train.images.transpose(0, 2, 3, 1)))
     labels = jnp.asarray(dataset.train.labels.astype(np.int32))
     blocks = (int(case.model.split("-")[1]) - 4) // 6

@@ -35,10 +35,10 @@ _WIDTH = 0.84
 
 def bars(record: Record, path: Path) -> bool:
     """Draw a panel per model and a group of bars per K; tell whether there was anything to draw."""
-    main = [m for m in record.measurements if m.case.suite == "main"]
+    main = [m for m in record.measurements if m.case.suite in ("main", "foreign")]
     if not any(m.times for m in main):
         return False
-    models = list(dict.fromkeys((m.case.model, m.case.precision) for m in main))
+    models = list(dict.fromkeys((m.case.name, m.case.precision) for m in main))
     who = [name for name in ORDER if any(m.contender == name for m in _shown(main))]
     columns = min(3, len(models))
     lines = math.ceil(len(models) / columns)
@@ -76,7 +76,7 @@ def _groups(main: Sequence[Measurement], model: str, precision: str) -> list[Cas
     """The cases of a panel."""
     cases: list[Case] = []
     for m in main:
-        same = m.case.model == model and m.case.precision == precision
+        same = m.case.name == model and m.case.precision == precision
         if same and m.case not in cases:
             cases.append(m.case)
     return sorted(cases, key=lambda c: (c.views, c.rows))

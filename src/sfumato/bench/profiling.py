@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.bench.cases import Case, image_of
+from sfumato.bench.cases import Case
 from sfumato.bench.contenders import prepare
 from sfumato.bench.feed import build_model
 from sfumato.bench.table import duration, markdown
@@ -184,7 +184,7 @@ def floor_of(case: Case, gpu: str) -> Floor:
     model = build_model(case)
     hooks = [module.register_forward_hook(count) for module in model.modules()]
     with torch.no_grad():
-        model(torch.zeros(1, *image_of(case.model)))
+        model(torch.zeros(1, *case.image))
     for hook in hooks:
         hook.remove()
     narrow = case.precision == "bfloat16"

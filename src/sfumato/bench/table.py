@@ -52,7 +52,7 @@ def cells(m: Measurement, plain: Measurement | None) -> list[str]:
     """The cells of one measurement."""
     c = m.case
     at_once = str(c.rows) if c.physical == PHYSICAL else f"{c.rows} x {c.physical}"
-    first = [c.model, str(c.views), at_once, CONTENDERS[m.contender]]
+    first = [c.name, str(c.views), at_once, CONTENDERS[m.contender]]
     if m.speed is None:
         return [*first, *[NONE] * 6, m.reason]
     low, high = m.quartiles()
@@ -100,7 +100,7 @@ def missing(measurements: Sequence[Measurement]) -> list[str]:
     for m in measurements:
         if not m.times:
             at = found.setdefault((CONTENDERS[m.contender], m.reason), {})
-            at.setdefault(m.case.model, []).append(m.case.views)
+            at.setdefault(m.case.name, []).append(m.case.views)
     return [
         f"{who} not measured on "
         + ", ".join(

@@ -25,8 +25,15 @@ OVER_OPACUS = {"wrn-16-4": 5.0, "resnet9": 5.0}
 OVER_OPACUS_CPU = {"resnet9": 1.5}
 """On a CPU; other models must not be slower than Opacus."""
 
+FOREIGN = {1: 0.60, 8: 0.85}
 FOREIGN_CPU = 0.4
-"""On a CPU: views/s over those of training without privacy, for networks from outside."""
+"""Views/s over those of training without privacy for networks from outside: by K, and on a CPU."""
+
+FOREIGN_OVER_OPACUS = 5.0
+"""On a GPU at K = 1: views/s over those of the faster mode of Opacus."""
+
+FOREIGN_MEMORY = {1: 2.0, 8: 1.5}
+"""Peak memory over that of training without privacy at equal physical rows, by K."""
 
 JAX_PRIVACY_H200 = 33_900
 OVER_JAX = 2.0
@@ -120,7 +127,7 @@ def ratio(ours: Measurement | None, theirs: Measurement | None) -> float | None:
 
 def verdicts(record: Record) -> list[Verdict]:
     """Every target that concerns the models of a record."""
-    return list(_on_cuda(record) if record.cuda else _on_cpu(record))
+    return [*(_on_cuda(record) if record.cuda else _on_cpu(record)), *_foreign(record)]
 
 
 def _on_cuda(record: Record) -> Iterator[Verdict]:
@@ -157,16 +164,39 @@ def _on_cuda(record: Record) -> Iterator[Verdict]:
             yield Verdict(claim, LARGE, found, most=True)
 
 
+def _foreign(record: Record) -> Iterator[Verdict]:
+    """The targets for networks from outside, each case by itself."""
+    found: dict[str, dict[str, Measurement]] = {}
+    for m in record.measurements:
+        if m.case.suite == "foreign":
+            found.setdefault(m.case.key, {})[m.contender] = m
+    for every in found.values():
+        case = next(iter(every.values())).case
+        timed = {name: m for name, m in every.items() if m.times}
+        ours = timed.get("sfumato")
+        plain, opacus = (
+            max((timed[n] for n in names if n in timed), key=lambda m: m.speed or 0, default=None)
+            for names in (NOT_PRIVATE, OPACUS)
+        )
+        title = f"{case.name}, K = {case.views}"
+        wanted = FOREIGN.get(case.views, 0.0) if record.cuda else FOREIGN_CPU
+        yield Verdict(f"{title}: views/s of not private", wanted, ratio(ours, plain))
+        if case.views == 1 and opacus is not None:
+            name = CONTENDERS[opacus.contender]
+            wanted = FOREIGN_OVER_OPACUS if record.cuda else 1.0
+            yield Verdict(f"{title}: views/s over {name}", wanted, ratio(ours, opacus))
+        if record.cuda and case.views in FOREIGN_MEMORY:
+            known = ours and plain and ours.peak_memory and plain.peak_memory
+            share = ours.peak_memory / plain.peak_memory if known else None  # type: ignore[union-attr, operator]
+            claim = f"{title}: peak memory of not private"
+            yield Verdict(claim, FOREIGN_MEMORY[case.views], share, most=True)
+
+
 def _on_cpu(record: Record) -> Iterator[Verdict]:
     index = Index(record.measurements, "float32")
     for model in index.models():
-        if 1 not in index.views(model):
-            continue
-        if ":" in model:
-            ours, plain = index.get(model, 1, "sfumato"), index.fastest(model, 1, NOT_PRIVATE)
-            claim = f"{model}, K = 1: views/s of not private"
-            yield Verdict(claim, FOREIGN_CPU, ratio(ours, plain))
-        yield _over_opacus(index, model, OVER_OPACUS_CPU.get(model, 1.0))
+        if 1 in index.views(model):
+            yield _over_opacus(index, model, OVER_OPACUS_CPU.get(model, 1.0))
 
 
 def _over_opacus(index: Index, model: str, wanted: float) -> Verdict:

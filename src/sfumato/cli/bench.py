@@ -51,7 +51,7 @@ def bench(
         False, "--scaling", help="Curves over the physical batch, K and width instead."
     ),
     foreign: bool = typer.Option(
-        False, "--foreign", help="Networks written in plain PyTorch instead of sfumato's own."
+        False, "--foreign", help="Networks from outside (on a GPU timm's) instead of our own."
     ),
     profile: str = typer.Option(
         None, metavar="MODEL", help="Show where the time of a step goes instead."
@@ -97,7 +97,7 @@ def bench(
         beside = ["not-private"] if scaling else known.default_contenders(kind)
     else:
         beside = [] if against == "none" else [name.strip() for name in against.split(",")]
-    wanted = known.foreign(asked.precision) if foreign else asked.cases(scaling=scaling)
+    wanted = known.foreign(asked.kind, asked.precision) if foreign else asked.cases(scaling=scaling)
     _measure(
         wanted, known.check_contenders(beside), where,
         steps=steps or (20 if kind == "cuda" else 5), seconds=10.0 if steps is None else 0.0,
