@@ -18,6 +18,7 @@ def run_with_leaves(
     objective: Objective,
     x: Tensor,
     y: Tensor,
+    parameters: dict[str, nn.Parameter],
     leaves: Leaves,
     taps: dict[nn.Module, Tapped],
     forward_ended: Callable[[], None] = lambda: None,
@@ -28,11 +29,11 @@ def run_with_leaves(
         objective: The model, its loss and its views.
         x: Inputs.
         y: Targets.
+        parameters: The trained parameters by name.
         leaves: The leaves of this pass.
         taps: The forward passes that replace those of some modules.
         forward_ended: Called between the forward and the backward pass.
     """
-    parameters = objective.trainable
     with torch.enable_grad(), tapped(taps):
         outputs, losses = objective(x, y)
         forward_ended()

@@ -104,14 +104,18 @@ class Operators(Engine):
         except NotPerOperator:
             return False
 
-    def program(self, x: Tensor) -> Program:
+    def program(self, x: Tensor, names: tuple[str, ...] | None = None) -> Program:
         """The contacts of the model for inputs like these, found by running it once.
+
+        Args:
+            x: Inputs like those to come.
+            names: Names of the parameters trained now; looked up if None.
 
         Raises:
             NotPerOperator: A parameter of the model itself meets the batch in an operator that has
                 no rule.
         """
-        names = tuple(self.objective.trainable)
+        names = tuple(self.objective.trainable) if names is None else names
         state = tuple(module.training for module in self.objective.model.modules())
         key = tuple(x.shape[1:]), x.dtype, x.device, names, state
         if key not in self._programs:
@@ -124,14 +128,16 @@ class Operators(Engine):
         Raises:
             NotPerOperator: The model uses a parameter in a way that the rules cannot follow.
         """
-        program = self.program(x)
         parameters = self.objective.trainable
+        program = self.program(x, tuple(parameters))
         leaves = Leaves(y.shape[0], self.objective.views, {id(p): p for p in parameters.values()})
         taps = {module: by_vmap(name, module, leaves) for name, module in program.opaque.items()}
         names = {id(p): name for name, p in parameters.items()}
         deferred = program.deferred if _exact(x) else frozenset()
         with _Pass(program, deferred, leaves, names) as mode:
-            return run_with_leaves(self.objective, x, y, leaves, taps, mode.forward_ended)
+            return run_with_leaves(
+                self.objective, x, y, parameters, leaves, taps, mode.forward_ended
+            )
 
     def _found(self, x: Tensor) -> Program:
         model = self.objective.model

@@ -29,7 +29,7 @@ class Vectorised(Engine):
         parameters, model = self.objective.trainable, self.objective.model
         leaves = Leaves(y.shape[0], self.objective.views, {id(p): p for p in parameters.values()})
         taps = {model: by_vmap("(whole model)", model, leaves)}
-        return run_with_leaves(self.objective, x, y, leaves, taps)
+        return run_with_leaves(self.objective, x, y, parameters, leaves, taps)
 
 
 def by_vmap(name: str, module: nn.Module, leaves: Leaves) -> Tapped:
