@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("columns", [80, 50])
+@pytest.mark.parametrize("columns", [pytest.param(80, marks=pytest.mark.slow), 50])
 @pytest.mark.parametrize(
     ("words", "names"),
     [

@@ -49,6 +49,7 @@ def test_what_others_are_still_at_is_waited_for(run: Run, tmp_path: Path) -> Non
     assert "privacy.tuned='the accuracy of 2 runs" in run(*words).out
 
 
+@pytest.mark.slow
 def test_runs_with_noise_of_their_own_have_a_sum(run: Run, tmp_path: Path) -> None:
     words = ("digits", "--try", "optimizer.lr=1,4", "--set", "training.steps=2")
     found = run(*words, "--out", str(tmp_path / "t"))

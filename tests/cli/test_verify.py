@@ -103,6 +103,7 @@ def test_refused_model_still_gets_its_table(run: Run) -> None:
     assert "layer '0': BatchNorm2d" in out and "the realised norm is at most C" in out
 
 
+@pytest.mark.slow
 def test_long_lists_are_shortened(run: Run) -> None:
     code, out, _ = run(":many", "--input", "3,8,8", "--batch", "3")
     assert code == 0, out

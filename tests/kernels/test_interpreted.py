@@ -14,6 +14,7 @@ MODULES = ("test_chacha20", "test_conv_kernel", "test_row_kernels")
 """The modules beside this one whose `compare` takes a device, a precision and a tolerance."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(AVAILABLE, reason="runs on the device itself")
 def test_interpreted_kernels_equal_their_definitions() -> None:
     """In one process of their own."""

@@ -111,6 +111,7 @@ def test_grouped_convolutions_count_their_own_channels_only() -> None:
     assert counted.macs == 8 * 9 * (2 * 9)
 
 
+@pytest.mark.slow
 def test_counting_every_model_computes_less_than_running_it() -> None:
     counted = 0
     with FlopCounterMode(display=False) as computed:

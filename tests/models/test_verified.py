@@ -16,11 +16,13 @@ QUICK = ("tanh-cnn", "papernot-1", "wrn-10-1")
 ALL = [name for name in models.names() if "{" not in name]
 SHALLOW = (
     "eq-resnet9-d4", "eq-resnet9-so2-1", "eq-wrn-10-1",
-    "papernot-1", "papernot-2", "papernot-6", "resnet9", "resnet20", "scale-resnet9",
-    "scale-wrn-10-1", "scatternet", "smoothnet", "tanh-cnn", "wrn-10-1", "vit-tiny",
+    "papernot-1", "papernot-2", "papernot-6", "resnet9", "scale-resnet9",
+    "scale-wrn-10-1", "scatternet", "tanh-cnn", "wrn-10-1",
 )  # fmt: skip
 """Those that are checked in seconds; most others have the same blocks."""
-DEEP = ("densenet121", "efficientnet-b0", "resnet18", "convnext-atto")
+DEEP = (
+    "convnext-atto", "densenet121", "efficientnet-b0", "resnet18", "resnet20", "smoothnet", "vit-tiny",
+)  # fmt: skip
 """One of each of the other families."""
 
 

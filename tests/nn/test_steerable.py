@@ -419,6 +419,7 @@ def test_group_pool_is_the_maximum_and_ties_share(name):
         assert bool((same.grad == 1 / n).all())
 
 
+@pytest.mark.slow
 def test_group_pool_keeps_its_gradient_when_compiled_in_bfloat16():
     # Behind a norm, the compiler computes the entries anew in float32: none equals the maximum.
     field = parse_group("c4")

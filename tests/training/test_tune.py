@@ -121,6 +121,7 @@ def test_part_of_a_last_line_is_no_damage(tmp_path: Path) -> None:
     assert len((out / "trials.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_cheaper_runs_have_the_noise_that_a_start_leaves_room_for() -> None:
     before = (Step(0.1, 1.5, 20),)
     whole = setup.plan(tiny(), 1000, before=before)

@@ -131,6 +131,7 @@ def test_an_interrupted_run_ends_where_it_would_have(tmp_path: Path, average: fl
     assert losses[0] == losses[1] and len(losses[0]) == 5
 
 
+@pytest.mark.slow
 def test_a_network_learns_to_tell_images_apart(tmp_path: Path) -> None:
     larger = {"data.channels": 3, "data.size": 12, "model.options": {"filters": 16}}
     longer = {"training.steps": 200, "training.batch": 16, "training.log_every": 50}
@@ -259,7 +260,9 @@ def test_other_weights_under_the_name_make_results_void(
     assert len(prints) == 2
 
 
-@pytest.mark.parametrize("model", ["tanh-cnn", "eq-resnet9-d4"])
+@pytest.mark.parametrize(
+    "model", ["tanh-cnn", pytest.param("eq-resnet9-d4", marks=pytest.mark.slow)]
+)
 def test_a_step_is_one_graph_for_the_compiler(model: str) -> None:
     changes = {"model.name": model, "model.options": {}, "data.channels": 3, "data.size": 16}
     recipe = small(**changes)

@@ -322,6 +322,7 @@ def test_other_private_images_are_stated_and_not_counted(place: Path, tmp_path: 
     assert donor.origin.before == accountants.merge([*own, *history(place / "noisy")])
 
 
+@pytest.mark.slow
 def test_names_of_data_survive_a_chain_of_starts(place: Path, tmp_path: Path) -> None:
     """Noise on 'scans', then twice on 'open', the second time counting all: then 'scans' again."""
     fixed = {"privacy.noise_multiplier": DONOR_NOISE, "privacy.epsilon": 90.0}
@@ -344,6 +345,7 @@ def test_names_of_data_survive_a_chain_of_starts(place: Path, tmp_path: Path) ->
         assert start.Origin.of({"start": donor.origin.to_dict()}) == donor.origin
 
 
+@pytest.mark.slow
 def test_what_a_start_looked_at_without_noise_stays_said(place: Path, tmp_path: Path) -> None:
     fixed = {"privacy.noise_multiplier": DONOR_NOISE, "privacy.epsilon": 90.0}
     watched = fixed | {
