@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sfumato.bench import cases, plain_networks
+from sfumato.bench import cases, contenders, plain_networks
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.operators import Operators
@@ -62,3 +62,16 @@ def test_names_in_tables_are_short() -> None:
     assert "plain:vit" in names and "timm:resnet18, 64 px" in {
         case.name for case in cases.foreign("cuda", "bfloat16")
     }
+
+
+def test_a_network_that_the_user_named_takes_whole_steps() -> None:
+    case = cases.Case(
+        model="sfumato.bench.plain_networks:encoder", rows=4, physical=1, examples=8,
+        options=SMALL["encoder"], suite="foreign",
+    )  # fmt: skip
+    contender = contenders.prepare("sfumato", case, torch.device("cpu"))
+    try:
+        contender.step()
+        assert contender.remark() == "eager"
+    finally:
+        contender.close()

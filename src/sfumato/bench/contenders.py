@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato import models
 from sfumato.bench.cases import Case
 from sfumato.bench.feed import (
     DECAY,
@@ -48,7 +49,8 @@ def real_loop(case: Case, device: torch.device) -> tuple[Loop, Callable[[], None
     dataset = generated(case.image, case.examples)
     plan = setup.plan(recipe, case.examples)
     randomness = Randomness.from_seed(0)
-    model = setup.build_model(recipe, dataset, randomness)
+    named = (case.model,) if ":" in case.model else ()
+    model = setup.build_model(recipe, dataset, randomness, trust=models.Trust(named))
     folder = tempfile.TemporaryDirectory(prefix="sfumato-bench-")
     path = Path(folder.name)
     (path / run_folder.CHECKPOINTS).mkdir()
