@@ -97,9 +97,8 @@ def bench(
         beside = ["not-private"] if scaling else known.default_contenders(kind)
     else:
         beside = [] if against == "none" else [name.strip() for name in against.split(",")]
-    wanted = known.foreign(asked.kind, asked.precision) if foreign else asked.cases(scaling=scaling)
     _measure(
-        wanted, known.check_contenders(beside), where,
+        asked.cases(scaling=scaling, foreign=foreign), known.check_contenders(beside), where,
         steps=steps or (20 if kind == "cuda" else 5), seconds=10.0 if steps is None else 0.0,
         warmup=warmup or (3 if kind == "cuda" else 1), minutes=minutes, out=out, resume=resume,
         picture=picture,
@@ -126,10 +125,12 @@ class Asked:
     rows: list[int]
     physical: int | None
 
-    def cases(self, *, scaling: bool) -> list[Case]:
-        """The cases to measure: curves over sizes, or the models by themselves."""
+    def cases(self, *, scaling: bool, foreign: bool) -> list[Case]:
+        """The cases to measure: networks from outside, curves over sizes, or models as they are."""
         from sfumato.bench import cases as known
 
+        if foreign:
+            return known.foreign(self.kind, self.precision)
         if not scaling:
             return known.choose(
                 self.kind, precision=self.precision, names=self.names, views=self.views,

@@ -124,7 +124,6 @@ def train(
     if out is not None:
         run_folder.check_free(out)
     trusted = named_code(trust_code, changes)
-
     with loading():
         from sfumato import api
     options: Any = {"root": data_root, "device": device, "trust_code": trusted}
