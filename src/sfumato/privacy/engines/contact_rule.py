@@ -26,10 +26,6 @@ class Met:
         """Indices of the rows' dimension that belong to one example."""
         return self.leaves.views * self.contact.place.each
 
-    def by_example(self, t: Tensor, last: int = 1) -> Tensor:
-        """`(examples, positions, ...)` with the last dimensions kept."""
-        return self.contact.place.by_example(t, self.leaves.examples, self.leaves.rows, last)
-
     def per_row(self, weight: Any, dims: int, place: Place | None = None) -> Any:
         """A weight's leaf, arranged to broadcast over a batch; any other value as it is."""
         if not isinstance(weight, Tensor) or (leaf := self.leaves.of(weight)) is None:

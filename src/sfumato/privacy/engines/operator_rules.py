@@ -12,7 +12,6 @@ views of an example here; the mean is taken in the loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.engines.compiled_rules import linear as output_linear
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
 from sfumato.privacy.engines.convolution_rules import convolution, transposed_convolution
-from sfumato.privacy.engines.layer_rules import _embedding, _group_norm, cast_values
+from sfumato.privacy.engines.layer_rules import _embedding, _group_norm, _linear, cast_values
 from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.row_place import Place
 
@@ -47,51 +47,6 @@ def growing(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
     return spread.repeat(*(want // have for want, have in zip(shape, spread.shape, strict=True)))
 
 
-class _Linear(torch.autograd.Function):
-    """A linear operator on `(positions, in)` whose leaves receive per-example gradients.
-
-    Instead of the weight, the output may have a leaf, in example-major order.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        weight_leaf: Tensor | None,
-        bias_leaf: Tensor | None,
-        output_leaf: Tensor | None,
-        met: Met,
-        lead: torch.Size,
-    ) -> Tensor:
-        # With a frozen weight only the shape of x is needed, so x may be changed in place. With a
-        # leaf of the output x is saved, so that autograd reports a change of what norms will need.
-        frozen = weight_leaf is None and output_leaf is None
-        ctx.save_for_backward(None if frozen else x, weight)
-        ctx.met, ctx.lead = met, lead
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        needs_x, _, _, needs_weight, needs_bias, needs_output = ctx.needs_input_grad[:6]
-        dx = d @ weight if needs_x else None
-        dw = db = do = None
-        ds = ctx.met.by_example(d.view(*ctx.lead, d.shape[-1]))
-        if needs_weight:
-            xs = ctx.met.by_example(x.view(*ctx.lead, x.shape[-1]))
-            dw = torch.bmm(ds.transpose(1, 2), xs)
-        if needs_bias:
-            db = ds.sum(1)
-        if needs_output:
-            do = ds.flatten(0, 1)
-        return dx, None, None, dw, db, do, None, None
-
-
-_linear: Callable[..., Tensor] = _Linear.apply
-
-
 def linear(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """`F.linear` on inputs of any number of dimensions."""
     return _affine(met, **named(("input", "weight", "bias"), args, kwargs))
@@ -105,17 +60,20 @@ def _affine(met: Met, input: Tensor, weight: Tensor, bias: Tensor | None = None)
 def _matrix(
     met: Met, x: Tensor, weight: Tensor, leaf: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    output = None
-    if met.deferred:
-        kept = met.by_example(x.detach())
-        at = Geometry((1, 1), (1, 1), (0, 0), (1, 1), kept.shape[1])
-        rows = kept.flatten(0, 1)
-        output = met.leaves.defer(weight, rows, at, rows.shape[0], weight.shape[0])
+    """A product with a matrix, on `(positions, in)` with those of an example beside each other."""
+    leaves, place = met.leaves, met.contact.place
+    leading = place.leading(x, leaves.rows)
     shift = None if bias is None else bias.detach()
     # In two dimensions the result is not a view, so it may be changed in place afterwards.
-    flat, values, shift = cast_values(x.reshape(-1, x.shape[-1]), weight.detach(), shift)
-    y = _linear(flat, values, shift, leaf, met.leaves.of(bias), output, met, x.shape[:-1])
-    return y.view(*x.shape[:-1], y.shape[-1])
+    flat, values, shift = cast_values(leading.reshape(-1, x.shape[-1]), weight.detach(), shift)
+    if met.deferred:
+        positions = flat.shape[0] // leaves.examples
+        at = Geometry((1, 1), (1, 1), (0, 0), (1, 1), positions)
+        output = leaves.defer(weight, flat, at, flat.shape[0], weight.shape[0])
+        y = output_linear(flat, values, shift, leaves.of(bias), output, positions)
+    else:
+        y = _linear(flat, values, shift, leaf, leaves.of(bias), leaves.examples)
+    return place.back(y.view(*leading.shape[:-1], y.shape[-1]), leaves.rows)
 
 
 def matrix_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:

@@ -37,11 +37,6 @@ class Place:
             return t.reshape(self.each, rows, *t.shape[1:]).transpose(0, 1)
         return t.reshape(rows, self.each, *t.shape[1:])
 
-    def by_example(self, t: Tensor, examples: int, rows: int, last: int = 1) -> Tensor:
-        """`(examples, positions, ...)` with the `last` dimensions of the tensor kept."""
-        t = t if self.leads else self.rows_first(t, rows)
-        return t.reshape(examples, -1, *t.shape[t.dim() - last :])
-
     def leading(self, t: Tensor, rows: int) -> Tensor:
         """The tensor with the indices of each row adjacent in the first dimension."""
         if self.leads:
