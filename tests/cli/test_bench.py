@@ -58,6 +58,7 @@ def test_a_profile_is_printed() -> None:
         (["--out", "r.txt"], "end in .json"),
         (["--precision", "bfloat16"], "CUDA"),
         (["--rows", "7", "--views", "2"], "multiple of 2"),
+        (["--foreign", "--models", "resnet9"], "cases of its own"),
     ],
 )
 def test_mistakes_are_explained(words: list[str], says: str) -> None:

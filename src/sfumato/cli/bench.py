@@ -129,6 +129,11 @@ class Asked:
         """The cases to measure: networks from outside, curves over sizes, or models as they are."""
         from sfumato.bench import cases as known
 
+        if foreign and (scaling or self.names or self.views or self.rows or self.physical):
+            raise UserError(
+                "--foreign has cases of its own: leave --models, --views, --rows, --physical and "
+                "--scaling out."
+            )
         if foreign:
             return known.foreign(self.kind, self.precision)
         if not scaling:
