@@ -1,4 +1,4 @@
-"""Protocols of reparametrised weights, W = f(theta).
+"""Interfaces of reparametrised weights, W = f(theta).
 
 A parametrisation (`torch.nn.utils.parametrize`) with these methods is trained by the compiled pass
 at no extra cost: per-example gradients are taken of W, norms are taken through the pullback, and
@@ -7,6 +7,7 @@ only the clipped sum is mapped to theta.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -42,24 +43,29 @@ class LinearExpansion(Reparametrisation, Protocol):
         ...
 
 
-@runtime_checkable
-class FilterStandardisation(Reparametrisation, Protocol):
+class FilterStandardisation(nn.Module, ABC):
     """A reparametrisation that standardises each filter and may scale it by a gain.
+
+    A base class, not a protocol: from Python 3.12 on `isinstance` does not find a module's
+    parameters among the members of a protocol.
 
     Attributes:
         gain: One factor per filter, or None.
         eps: The constant of the form.
-        plain: Whether the form divides by the standard deviation, not by the norm.
     """
 
     gain: nn.Parameter | None
     eps: float
 
     @property
+    @abstractmethod
     def plain(self) -> bool:
         """Tell whether the form divides by the standard deviation, not by the norm."""
-        ...
 
+    @abstractmethod
     def bare(self, raw: Tensor) -> Tensor:
         """The standardised weight without the gain."""
-        ...
+
+    @abstractmethod
+    def pullback(self, raw: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+        """See `Reparametrisation.pullback`."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from sfumato.errors import UserError
+from sfumato.nn.reparametrisation import FilterStandardisation
 
 Form = Literal["de", "plain"]
 
@@ -20,7 +21,7 @@ _TINY = 1e-20
 """Smallest variance in the plain form, because the square root has no gradient at 0."""
 
 
-class WeightStandardisation(nn.Module):
+class WeightStandardisation(FilterStandardisation):
     """Standardise each filter of a convolution over its fan-in.
 
     With m and v the mean and (biased) variance of the raw filter w over its n entries:

@@ -351,7 +351,9 @@ def convolutions(
             continue
         assert isinstance(module, nn.Conv2d)
         step = _step(module, "weight")
-        known = not parametrize.is_parametrized(module, "weight") or hasattr(step, "plain")
+        known = not parametrize.is_parametrized(module, "weight") or isinstance(
+            step, FilterStandardisation
+        )
         at = geometry_of(module, objective.views)
         if not known or at is None or not module.weight.requires_grad:
             continue
