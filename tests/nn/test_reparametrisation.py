@@ -8,8 +8,8 @@ from torch import nn
 
 from sfumato.nn.reparametrisation import FilterStandardisation, LinearExpansion, Reparametrisation
 from sfumato.nn.standardise import WeightStandardisation, standardised
-from sfumato.privacy.engines.compiled_forward import Taps
 from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.engines.slots import Slots
 from sfumato.privacy.engines.stored_gradients import Filters
 
 
@@ -31,5 +31,5 @@ def test_standardised_filters_are_stored_by_the_operators() -> None:
     conv = standardised(nn.Conv2d(3, 8, 3), form="de", gain=True)
     model = nn.Sequential(conv, nn.Flatten(), nn.Linear(8 * 16, 3))
     objective = Objective(model, views=2)
-    taps = Taps(objective, torch.randn(4, 3, 6, 6), 2, torch.float32, storage="materialise")
-    assert [type(slot) for slot in taps.slots if slot.value.dim() == 4] == [Filters]
+    found = Slots(objective, torch.randn(4, 3, 6, 6), 2, torch.float32, storage="materialise")
+    assert [type(slot) for slot in found.slots if slot.value.dim() == 4] == [Filters]

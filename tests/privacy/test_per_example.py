@@ -195,7 +195,7 @@ def test_without_checks_the_first_engine_is_taken(model: nn.Module) -> None:
 
 def test_a_wrong_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
     """Sabotage the rule for convolutions: the engine must notice and take another method."""
-    from sfumato.privacy.engines import layer_rules as layers
+    from sfumato.privacy.engines import autograd_functions as layers
 
     right = layers.conv_weight_gradients
     monkeypatch.setattr(layers, "conv_weight_gradients", lambda *a, **k: right(*a, **k) * 1.001)
@@ -208,7 +208,7 @@ def test_a_wrong_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
 
 
 def test_a_leaking_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
-    from sfumato.privacy.engines import layer_rules as layers
+    from sfumato.privacy.engines import autograd_functions as layers
 
     right = layers.conv_weight_gradients
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -16,9 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sfumato.privacy.clipping import Flat
+from sfumato.privacy.engines.compiled import Compiled
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.operators import Operators
+from sfumato.privacy.engines.storage_plan import Storage
+from thinning import one_in
+from uncompiled import run_without_code
 
 TOKENS, CHANNELS = 4, 4
 SIDE = 2
@@ -184,6 +189,52 @@ def test_gradients_of_random_programs_are_those_of_one_example_at_a_time(
     steps: list[str], size: tuple[int, int], seed: int, book_keeping: bool
 ) -> None:
     _compare(steps, *size, seed, book_keeping)
+
+
+def _compare_compiled(
+    steps: list[str], examples: int, views: int, seed: int, storage: Storage | None
+) -> None:
+    """The same for the compiled pass, traced whole but run without code generation."""
+    model = Program(steps, seed)
+    x = torch.randn(examples * views, T, C, dtype=torch.float64)
+    y = torch.arange(examples) % 3
+    with pytest.MonkeyPatch.context() as patch:
+        run_without_code(patch)
+        ours = Compiled(
+            Objective(model, views=views), x, examples, torch.float64, storage=storage
+        ).gradients(x, y)
+        reference = one_at_a_time(model, x, y, views=views)
+        said = ours.squared_norms()
+        wanted = reference.squared_norms()
+        assert bool((said >= wanted).all()), steps
+        torch.testing.assert_close(said, wanted, rtol=1e-3, atol=1e-12, msg=str(steps))
+        weights = torch.arange(examples * len(ours.names)).view(examples, -1).double() / 4
+        sums = zip(ours.weighted_sum(weights), reference.weighted_sum(weights), strict=True)
+        for name, (a, b) in zip(ours.names, sums, strict=True):
+            atol = 1e-6 * float(b.abs().max()) + 1e-12
+            torch.testing.assert_close(a.double(), b, rtol=0, atol=atol, msg=f"{name} of {steps}")
+
+
+STORED: tuple[Storage | None, ...] = (None, "norm-only", "ghost", "materialise")
+
+
+@pytest.mark.parametrize("case", one_in(5, [(step, k) for step in sorted(STEPS) for k in range(4)]))
+def test_every_step_can_be_compiled(case: tuple[str, int]) -> None:
+    step, k = case
+    _compare_compiled([step], 2 + k % 2, 1 + k // 2, 7, STORED[k])
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.lists(st.sampled_from(sorted(STEPS)), min_size=2, max_size=4),
+    st.sampled_from([(1, 1), (3, 1), (2, 2)]),
+    st.integers(0, 2**16),
+    st.sampled_from(STORED),
+)
+def test_random_programs_can_be_compiled(
+    steps: list[str], size: tuple[int, int], seed: int, storage: Storage | None
+) -> None:
+    _compare_compiled(steps, *size, seed, storage)
 
 
 def test_every_step_has_a_rule() -> None:

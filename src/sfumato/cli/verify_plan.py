@@ -1,4 +1,4 @@
-"""`sfumato verify --plan`: what the compiled pass would keep of each layer's gradients."""
+"""`sfumato verify --plan`: what the compiled pass would store of each layer's gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show(
     memory: float | None,
     console: Console,
 ) -> None:
-    """Print the planner's choice for each convolution, with what each way would cost.
+    """Print the planner's choice for filters and matrices, with the cost of each storage.
 
     Args:
         model: The model.
@@ -32,23 +32,21 @@ def show(
     """
     import torch
 
-    from sfumato.privacy.engines.compiled_forward import convolutions
     from sfumato.privacy.engines.objective import Objective
-    from sfumato.privacy.engines.paths import assign
-    from sfumato.privacy.engines.storage_plan import STORAGES, outputs_of, plan, room
+    from sfumato.privacy.engines.operators import Operators
+    from sfumato.privacy.engines.slots import convolutions, uses_of
+    from sfumato.privacy.engines.storage_plan import STORAGES, plan, room
 
     row = torch.zeros(1, *shape)
-    calls = outputs_of(model, row)
-    found = convolutions(
-        Objective(model, views=views), {m: s[0] for m, s in calls.items() if len(s) == 1}
-    )
-    layers = [layer for layer, _ in found.values()]
+    objective = Objective(model, views=views)
+    program = Operators(objective).program(row)
+    layers = list(convolutions(program, objective).values())
     limit = room(model, row, examples * views) if memory is None else int(memory * 2**30)
     ways = plan(layers, examples, memory=limit)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("convolution")
+    table.add_column("layer")
     table.add_column("filters", justify="right")
-    table.add_column("places", justify="right")
+    table.add_column("positions", justify="right")
     table.add_column("storage")
     for way in STORAGES:
         table.add_column(f"{way}\nms, MiB", justify="right")
@@ -67,9 +65,9 @@ def show(
     kept = sum(layer.bytes(ways[layer.name], examples) for layer in layers) / 2**30
     console.print(
         f"\n{examples} examples of {views} views at once: about {total:.1f} ms and {kept:.2f} GiB "
-        f"of at most {limit / 2**30:.2f} for the filters' gradients, estimated for an H200 in "
+        f"of at most {limit / 2**30:.2f} for these gradients, estimated for an H200 in "
         "bfloat16."
     )
-    rest = sum(1 for _, module, _ in assign(model) if module not in found)
+    rest = len(uses_of(program)) - len(layers)
     if rest:
-        console.print(f"{rest} other layers with parameters keep every example's gradient.")
+        console.print(f"Of {rest} other weights every example's gradient is stored.")

@@ -81,7 +81,7 @@ class PerExample:
         self.narrowest = torch.float32
         self.passed_over: dict[str, str] = {}
         self.proof: Proof | None = None
-        self._compiled: dict[object, Compiled | None] = {}
+        self._compiled: dict[object, dict[object, Compiled | None]] = {}
         self._checked: dict[object, dict[int, Engine]] = {}
         self._said = False
 
@@ -250,12 +250,30 @@ class PerExample:
         if precision is None or not isinstance(engine, Operators):
             return None
         key = (x.shape[0], precision, self._signature(x, names))
-        if key not in self._compiled:
-            found = compiled_pass(engine, x, y, precision)
+        settings = plain_settings(self.model)
+        known = self._compiled.setdefault(key, {})
+        if settings not in known:
+            found: Compiled | str = "the model's settings change too often"
+            if len(known) < _MOST_SETTINGS:
+                found = compiled_pass(engine, x, y, precision)
             if isinstance(found, str):
                 self.passed_over["compiled"] = found
-            self._compiled[key] = None if isinstance(found, str) else found
-        return self._compiled[key]
+            known[settings] = None if isinstance(found, str) else found
+        return known[settings]
+
+
+_MOST_SETTINGS = 4
+"""Settings of one model for which a pass is compiled; for more, compiling would take longer."""
+
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
+def plain_settings(model: nn.Module) -> tuple[object, ...]:
+    """The numbers, words and flags among the attributes of a model's modules.
+
+    A compiled pass has the settings that the model had when it was traced.
+    """
+    return tuple(v for m in model.modules() for v in vars(m).values() if type(v) in _PLAIN)
 
 
 def _empty(x: Tensor, parameters: dict[str, nn.Parameter]) -> Gradients:

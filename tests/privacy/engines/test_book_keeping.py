@@ -19,7 +19,6 @@ from sfumato.privacy.engines.book_keeping import (
 )
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.operators import Operators
-from sfumato.privacy.engines.storage_plan import geometry_of
 from sfumato.privacy.per_example import PerExample
 
 
@@ -263,9 +262,6 @@ def test_gradients_are_materialised_where_deferring_does_not_pay() -> None:
     frozen = nn.Sequential(nn.Flatten(), nn.Linear(48, 96), nn.Linear(96, 5))
     frozen[1].weight.requires_grad_(False)
     assert deferred(PerExample(frozen, check=False), x, y) == 0
-    assert geometry_of(plain, 2) == Geometry((3, 3), (1, 1), (1, 1), (1, 1), 2)
-    assert geometry_of(nn.Conv2d(128, 128, 3, padding=1, groups=2), 1) is None
-    assert geometry_of(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), 1) is None
 
 
 def hidden(channels: int, small: float, last: bool) -> tuple[Tensor, Tensor]:

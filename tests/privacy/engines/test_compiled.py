@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -19,12 +18,12 @@ from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.per_example import PerExample
+from uncompiled import run_without_code
 
 
 @pytest.fixture(autouse=True)
 def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend="aot_eager"))
+    run_without_code(monkeypatch)
 
 
 CASES = [
@@ -112,18 +111,99 @@ class Bare(nn.Module):
         return self.head(x * self.scale)
 
 
-def test_layers_without_a_rule_are_not_compiled() -> None:
-    with pytest.raises(NotCompiled):
-        Compiled(PerExample(Bare(), check=False).objective, torch.randn(2, 4), 2, torch.float32)
-    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
-    with pytest.raises(NotCompiled, match="pullback"):
-        Compiled(PerExample(normed, check=False).objective, torch.randn(2, 4), 2, torch.float32)
+def _agree(model: nn.Module, x: Tensor, *, storage: Storage | None = None) -> Compiled:
+    """Compile a pass and compare it with the one by operators."""
+    y = torch.randint(0, 3, (len(x),))
+    objective = PerExample(model, check=False).objective
+    passes = Compiled(objective, x, len(x), torch.float32, storage=storage)
+    ours, wanted = passes.gradients(x, y), Operators(objective).gradients(x, y)
+    torch.testing.assert_close(
+        ours.squared_norms(), wanted.squared_norms(), rtol=1e-3, atol=1e-8, check_dtype=False
+    )
+    weights = torch.rand(len(x), 1)
+    for a, b in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-6)
+    return passes
+
+
+def test_parameters_outside_of_layers_are_compiled() -> None:
+    _agree(Bare(), torch.randn(3, 4))
+    _agree(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))), torch.randn(3, 4))
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    words = nn.Sequential(encoder, nn.Flatten(), nn.Linear(40, 3))
+    _agree(words, torch.randn(2, 5, 8), storage="norm-only")
+
+
+def test_frozen_and_unused_parameters_are_compiled() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3))
+    model[0].weight.requires_grad_(False)
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    model.register_buffer("mask", torch.ones(4))
+    passes = _agree(model, torch.randn(3, 1, 4, 4))
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    x, y = torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 2])
+    torch.testing.assert_close(
+        passes.gradients(x, y).losses, nn.functional.cross_entropy(model(x), y, reduction="none")
+    )
+
+
+class _Branching(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        largest = float(self.head.weight.detach().abs().max())
+        return super().forward(x if largest < 1e9 else x * 0)
+
+
+class _Hidden(torch.autograd.Function):
+    """The identity, which no mode sees."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class _Unseen(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x * _Hidden.apply(self.scale))
+
+
+def test_a_part_that_cannot_be_traced_is_not_compiled() -> None:
     private = PrivateGradients(
-        Bare(), sampler=PoissonSampler(4, 2), clipping=Flat(1.0), noise=GaussianNoise(0.0)
+        _Branching(), sampler=PoissonSampler(4, 2), clipping=Flat(1.0), noise=GaussianNoise(0.0)
     )
     private.per_example.precision = torch.float32
     private.accumulate(torch.randn(2, 4), torch.tensor([0, 1]))
     assert "compiled" in private.per_example.passed_over
+    with pytest.raises(NotCompiled, match="not seen"):
+        Compiled(PerExample(_Unseen(), check=False).objective, torch.randn(2, 4), 2, torch.float32)
+
+
+class _Scaled(Bare):
+    factor = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factor
+
+
+def test_a_setting_that_changes_is_followed() -> None:
+    model = _Scaled()
+    engine = PerExample(model, check=False, precision=torch.float32)
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    for k in range(6):
+        model.factor = 1.0 + k
+        found = engine(x, y)
+        wanted = nn.functional.cross_entropy(model(x), y, reduction="none")
+        torch.testing.assert_close(found.losses, wanted.detach())
+        assert isinstance(found, compiled.Fused) == (k < 4)
+    assert "too often" in engine.passed_over["compiled"]
 
 
 def test_the_realised_norm_stays_within_c() -> None:

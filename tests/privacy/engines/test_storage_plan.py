@@ -6,11 +6,13 @@ import torch
 from torch import nn
 
 from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.engines.operators import Operators
+from sfumato.privacy.engines.slots import convolutions
 from sfumato.privacy.engines.storage_plan import (
     SHARE,
     Convolution,
     by_outputs,
-    outputs_of,
     plan,
     room,
 )
@@ -61,20 +63,42 @@ def test_output_gradients_are_stored_for_large_matrices() -> None:
     assert not by_outputs(2048, 256, 64)
 
 
-def test_shapes_are_noted_in_the_order_of_calls() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(8, 2)
-            self.conv = nn.Conv2d(2, 2, 3, padding=1)
+def planned(model: nn.Module, x: torch.Tensor, views: int = 1) -> dict[str, Convolution]:
+    objective = Objective(model, views=views)
+    found = convolutions(Operators(objective).program(x), objective)
+    return {layer.name: layer for layer in found.values()}
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.conv(self.conv(x)).flatten(1))
 
-    model = Twice()
-    found = outputs_of(model, torch.randn(1, 2, 2, 2))
-    assert list(found) == [model.conv, model.head]
-    assert [len(shapes) for shapes in found.values()] == [2, 1]
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 2)
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+        self.last = nn.Conv2d(2, 4, 3, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.last(self.conv(self.conv(x))).flatten(1))
+
+
+def test_filters_that_are_used_once_are_planned() -> None:
+    found = planned(_Twice(), torch.randn(1, 2, 4, 4), views=2)
+    at = Geometry((3, 3), (2, 2), (1, 1), (1, 1), 2)
+    assert found == {"last": Convolution("last", at, 2, 4, 4)}
+    grouped = nn.Sequential(nn.Conv2d(8, 8, 3, groups=2), nn.Flatten(), nn.Linear(8, 2))
+    assert planned(grouped, torch.randn(1, 8, 3, 3)) == {}
+    circular = nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
+    found = planned(nn.Sequential(circular, nn.Flatten()), torch.randn(1, 4, 5, 5))
+    assert found["0"].at.padding == (0, 0) and found["0"].positions == 25
+
+
+def test_matrices_on_several_vectors_are_planned() -> None:
+    words = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 8), nn.Flatten())
+    found = planned(nn.Sequential(words, nn.Linear(72, 5)), torch.randn(1, 9, 16), views=3)
+    at = Geometry((1, 1), (1, 1), (0, 0), (1, 1), 1)
+    assert found == {
+        "0.0": Convolution("0.0", at, 16, 24, 27),
+        "0.2": Convolution("0.2", at, 24, 8, 27),
+    }
 
 
 def test_room_is_a_share_of_what_the_backward_pass_keeps() -> None:

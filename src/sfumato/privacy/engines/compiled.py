@@ -20,12 +20,19 @@ import torch
 from torch import Tensor
 from torch._functorch import config as functorch
 
-from sfumato.privacy.engines.compiled_forward import NotCompiled, Taps
+from sfumato.privacy.engines import tracing
+from sfumato.privacy.engines.compiled_forward import Forward
 from sfumato.privacy.engines.cuda_graphs import Pool, Replayed
 from sfumato.privacy.engines.objective import Objective
-from sfumato.privacy.engines.paths import tapped
+from sfumato.privacy.engines.slots import NotCompiled, Slots
 from sfumato.privacy.engines.storage_plan import Storage
-from sfumato.privacy.engines.stored_gradients import Slot, Together, Whole
+from sfumato.privacy.engines.stored_gradients import (
+    Derived,
+    Slot,
+    Together,
+    Whole,
+    at_least_float32,
+)
 from sfumato.privacy.numerics.precision import full_precision
 
 
@@ -36,12 +43,12 @@ class Found:
     Attributes:
         rows: Gradients of small tensors, concatenated to one row per example.
         apart: Slots with operators of their own, the gradients of their leaves, and their inputs.
-        whole: Gradients of all other tensors.
+        whole: Gradients of the leaves of all other slots.
     """
 
     rows: Tensor | None = None
     apart: list[tuple[Slot, list[Tensor], Tensor | None]] = field(default_factory=list)
-    whole: list[Tensor] = field(default_factory=list)
+    whole: list[list[Tensor]] = field(default_factory=list)
 
 
 _KINDS = 1000
@@ -133,17 +140,19 @@ class Compiled:
         memory: int | None = None,
     ) -> None:
         self.objective, self.dtype = objective, dtype
-        self.taps = Taps(objective, x, examples, dtype, storage=storage, memory=memory)
+        self.slots = Slots(objective, x, examples, dtype, storage=storage, memory=memory)
         self._order = tuple(objective.trainable)
         self._fresh: tuple[int, ...] = ()
-        slots = self.taps.slots
+        self._model = Forward(self.slots)
+        self._tensors = self._model.tensors()
+        slots = self.slots.slots
         self._together = Together([s for s in slots if Together.takes(s)])
-        self._whole = [s for s in slots if isinstance(s, Whole) and not Together.takes(s)]
+        self._whole = [s for s in slots if _materialised(s) and not Together.takes(s)]
         self._columns = {
             names: torch.tensor([self._order.index(n) for n in names], device=x.device)
             for names in (self._together.names, *(slot.names for slot in slots))
         }
-        self._forward = torch.compile(self._losses, dynamic=False, fullgraph=True)
+        self._forward: tracing.Function | None = None
         self._norms = torch.compile(self._squared_whole, dynamic=False, fullgraph=True)
         self._sums = torch.compile(self._summed_whole, dynamic=False, fullgraph=True)
         self._pool = Pool()
@@ -152,11 +161,12 @@ class Compiled:
         self._sum: dict[int, Replayed] = {}
         self._found = Found()
         self._batch = 0
+        self._strides: tuple[int, ...] | None = None
 
     @property
     def storage(self) -> dict[str, Storage]:
         """The storage chosen for each convolution, by the layer's name."""
-        return self.taps.storage
+        return self.slots.storage
 
     @property
     def refused(self) -> str | None:
@@ -176,16 +186,24 @@ class Compiled:
         self._fresh = ()
 
     def _copied(self, _where: Tensor) -> tuple[Tensor, ...]:
-        self.taps.refresh()
+        self._model.refresh()
         return ()
 
     def gradients(self, x: Tensor, y: Tensor) -> Fused:
         """Per-example gradients of `examples` examples."""
         self.refresh()
-        losses, outputs, squared = self._pass(x.to(self.dtype), y)
+        losses, outputs, squared = self._pass(self._arranged(x.to(self.dtype)), y)
         self._batch += 1
         sums = partial(self._weighted, self._batch, self._found)
         return Fused(self._order, losses, outputs, squared, sums)
+
+    def _arranged(self, x: Tensor) -> Tensor:
+        """The inputs in the memory format of the first batch, which the pass is compiled for."""
+        if self._strides is None:
+            self._strides = x.stride()
+        if x.stride() == self._strides:
+            return x
+        return x.new_empty_strided(x.shape, self._strides).copy_(x)
 
     @torch.no_grad()
     def _weighted(self, batch: int, found: Found, weights: Tensor) -> list[Tensor]:
@@ -203,34 +221,37 @@ class Compiled:
 
     def _run(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         """Forward pass, backward pass and norms; the gradients for the sum stay in `_found`."""
-        with torch.enable_grad(), tapped(self.taps.forwards), _compiler():
-            total, losses, outputs, inputs = self._forward(x, y)
-            leaves = [leaf for slot in self.taps.slots for leaf in slot.leaves()]
+        given = x, y, *self._tensors
+        with torch.enable_grad(), _compiler():
+            if self._forward is None:
+                self._forward = tracing.compiled(self._losses, given)
+            total, losses, outputs, *inputs = self._forward(*given)
+            leaves = [leaf for slot in self.slots.slots for leaf in slot.leaves()]
             grads = list(torch.autograd.grad(total, leaves))
-        self.taps.stash.clear()
         with torch.no_grad(), full_precision(x.device):
             self._found = self._sorted(grads, [t.detach() for t in inputs])
             return losses.detach(), outputs.detach(), self._squared(self._found)
 
-    def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    def _losses(self, x: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         views = self.objective.views
-        self.taps.stash.clear()
-        outputs = self.objective.model(x).float()
+        outputs, inputs = self._model.run(x, tensors)
+        outputs = at_least_float32(outputs)
         targets = y.repeat_interleave(views, 0) if views > 1 else y
         losses = self.objective.loss(outputs, targets).view(-1, views).mean(1)
-        return losses.sum(), losses, outputs, list(self.taps.stash)
+        return losses.sum(), losses, outputs, *inputs
 
     def _sorted(self, grads: list[Tensor], inputs: list[Tensor]) -> Found:
         """The gradients of all leaves, in the order of the slots, grouped by kind of slot."""
         found, small, left = Found(), [], iter(grads)
-        for slot in self.taps.slots:
+        of_slot = dict(zip(map(id, self._model.with_input), inputs, strict=True))
+        for slot in self.slots.slots:
             own = [next(left) for _ in slot.leaves()]
             if Together.takes(slot):
                 small += own
-            elif isinstance(slot, Whole):
-                found.whole += own
+            elif _materialised(slot):
+                found.whole.append(own)
             else:
-                found.apart.append((slot, own, self.taps.input_of(slot, inputs)))
+                found.apart.append((slot, own, of_slot.get(id(slot))))
         found.rows = self._together.rows(small) if small else None
         return found
 
@@ -245,7 +266,8 @@ class Compiled:
         if found.whole:
             with _compiler():
                 columns.update(self._norms(found.whole))
-        return torch.stack([columns[name] for name in self._order], 1)
+        unused = next(iter(columns.values())).new_zeros(self.slots.examples)
+        return torch.stack([columns.get(name, unused) for name in self._order], 1)
 
     def _summed(self, found: Found, weights: Tensor) -> list[Tensor]:
         """Weighted sums in the order of the parameters; one column of weights may serve all."""
@@ -265,23 +287,31 @@ class Compiled:
             every = [self._own(slot.names, weights) for slot in self._whole]
             with _compiler():
                 sums.update(self._sums(found.whole, every))
+        for name in self._order:
+            if name not in sums:
+                sums[name] = weights.new_zeros(self.objective.trainable[name].shape)
         return [sums[name] for name in self._order]
 
     def _own(self, names: tuple[str, ...], weights: Tensor) -> Tensor:
         """The columns of weights for some parameters, or the single column that serves all."""
         return weights if weights.shape[1] == 1 else weights.index_select(1, self._columns[names])
 
-    def _squared_whole(self, grads: list[Tensor]) -> dict[str, Tensor]:
+    def _squared_whole(self, grads: list[list[Tensor]]) -> dict[str, Tensor]:
         columns: dict[str, Tensor] = {}
         for slot, own in zip(self._whole, grads, strict=True):
-            columns.update(zip(slot.names, slot.squared([own], None), strict=True))
+            columns.update(zip(slot.names, slot.squared(own, None), strict=True))
         return columns
 
-    def _summed_whole(self, grads: list[Tensor], weights: list[Tensor]) -> dict[str, Tensor]:
+    def _summed_whole(self, grads: list[list[Tensor]], weights: list[Tensor]) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         for slot, own, columns in zip(self._whole, grads, weights, strict=True):
-            sums.update(zip(slot.names, slot.summed([own], None, columns), strict=True))
+            sums.update(zip(slot.names, slot.summed(own, None, columns), strict=True))
         return sums
+
+
+def _materialised(slot: Slot) -> bool:
+    """Tell whether a slot stores every example's gradient, without kernels of its own."""
+    return isinstance(slot, Whole | Derived)
 
 
 __all__ = ["Compiled", "Fused", "NotCompiled"]

@@ -1,386 +1,288 @@
-"""The forward passes that replace those of a model's layers in the compiled pass.
+"""The forward pass that is compiled: a model's contacts run by rules that fill slots.
 
-`Taps` gives each trained tensor a slot (see `stored_gradients`), as the planner chose, and each
-layer a forward pass that computes with the slots' values and ties their leaves into the graph.
+The model runs as it does in the pass by operators, under the same mode and with the same rules,
+but on copies of its parameters in the precision of the pass, at fixed addresses. Convolutions,
+products with matrices and group norms have rules of their own, which the kernels serve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from sfumato import kernels
-from sfumato.kernels.definitions import Geometry
-from sfumato.nn.reparametrisation import (
-    FilterStandardisation,
-    LinearExpansion,
-    Reparametrisation,
-)
 from sfumato.privacy.engines import compiled_rules
-from sfumato.privacy.engines.layer_rules import RULES, Own, _scale_and_shift
-from sfumato.privacy.engines.objective import Objective
-from sfumato.privacy.engines.paths import assign, kind_of
-from sfumato.privacy.engines.storage_plan import (
-    Convolution,
-    Storage,
-    by_outputs,
-    geometry_of,
-    outputs_of,
-    plan,
-    room,
-)
-from sfumato.privacy.engines.stored_gradients import Filters, Matrix, Pullback, Slot, Whole, zeros
+from sfumato.privacy.engines.contact_rule import Met, Rule, named
+from sfumato.privacy.engines.contacts import Contact, flat
+from sfumato.privacy.engines.convolution_rules import CONVOLUTION
+from sfumato.privacy.engines.leaves import Leaves
+from sfumato.privacy.engines.operator_rules import RULES
+from sfumato.privacy.engines.operators import ContactMode
+from sfumato.privacy.engines.paths import tapped
+from sfumato.privacy.engines.slots import NotCompiled, Slots, static
+from sfumato.privacy.engines.stored_gradients import Derived, Filters, Matrix, Slot
+from sfumato.privacy.engines.vectorised import by_vmap
 
 
-class NotCompiled(Exception):
-    """The model has a part that the compiled pass does not know."""
-
-
-class Taps:
-    """The slots and forward passes of all layers for one physical batch size.
+class Forward:
+    """A model's forward pass as a function of tensors alone.
 
     Args:
-        objective: The model and its views.
-        x: Inputs like those to come; the first is used for its shape.
-        examples: The physical batch size.
-        dtype: Precision of the pass.
-        storage: Store this for all convolutions that can, instead of what the planner chooses.
-        memory: Bytes that stored gradients may take. If None, a quarter of what is free, and no
-            more than `sfumato.privacy.engines.storage_plan.room` leaves them.
+        slots: The slots of the model's weights.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.with_input = [slot for slot in slots.slots if slot.needs_input]
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        model, trained = slots.objective.model, slots.objective.trainable
+        direct = dict(_values(slots))
+        for name, parameter in trained.items():
+            value = direct.get(name)
+            self._copies[id(parameter)] = parameter, parameter if value is None else value
+        self._others = []
+        for tensor in (*model.parameters(), *model.buffers()):
+            if id(tensor) not in self._copies:
+                self._copies[id(tensor)] = tensor, static(tensor, slots.dtype)
+                self._others.append(self._copies[id(tensor)])
+        self._names = {id(p): name for name, p in trained.items()}
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors that the pass reads, at fixed addresses, leaves among them."""
+        every = [copy for _, copy in self._copies.values()]
+        for slot in self.slots.slots:
+            every += slot.leaves()
+            every += slot.values if isinstance(slot, Derived) else [slot.value]
+            if isinstance(slot, Filters):
+                every += [t for t in (slot.directions, slot.factors) if t is not None]
+        return list({id(t): t for t in every}.values())
+
+    def refresh(self) -> None:
+        """Copy the current values of parameters and buffers to these addresses."""
+        self.slots.refresh()
+        for tensor, copy in self._others:
+            copy.copy_(tensor)
+
+    def run(self, x: Tensor, given: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Outputs, and the inputs that slots need, in the order of `with_input`.
+
+        Args:
+            x: Inputs.
+            given: The tensors in whose place `tensors` stand while the pass is traced.
+        """
+        model, program = self.slots.objective.model, self.slots.program
+        now = dict(zip(map(id, self.tensors()), given, strict=True))
+        swaps = {key: now[id(copy)] for key, (_, copy) in self._copies.items()}
+        names = {id(t): self._names[key] for key, t in swaps.items() if key in self._names}
+        leaves = SlotLeaves(self.slots, now, names)
+        taps = {module: by_vmap(name, module, leaves) for name, module in program.opaque.items()}
+        mode = _CompiledMode(program.contacts, leaves, names)
+        with _swapped(model, swaps), tapped(taps), mode:
+            outputs = model(x)
+        if mode.left:
+            raise NotCompiled("the model calls operators otherwise than it did at first")
+        return outputs, [leaves.inputs[id(slot)] for slot in self.with_input]
+
+
+def _values(slots: Slots) -> Iterator[tuple[str, Tensor]]:
+    """The names of parameters that are weights themselves, and their values at fixed addresses."""
+    for contact in slots.program.contacts.values():
+        for weight in contact.weights:
+            slot, leaf = slots.at[contact.key, weight.position]
+            if weight.name is not None:
+                yield weight.name, slot.values[leaf] if isinstance(slot, Derived) else slot.value
+    for name, slot in slots.vectorised.items():
+        yield name, slot.value
+
+
+@contextmanager
+def _swapped(model: nn.Module, tensors: dict[int, Tensor]) -> Iterator[None]:
+    """Put other tensors in the place of a model's parameters and buffers, given by identity."""
+    stores: list[dict[str, Any]] = [
+        store for m in model.modules() for store in (m._parameters, m._buffers)
+    ]
+    before = [dict(store) for store in stores]
+    try:
+        for store in stores:
+            for key, tensor in store.items():
+                store[key] = tensors.get(id(tensor), tensor)
+        yield
+    finally:
+        for store, own in zip(stores, before, strict=True):
+            store.update(own)
+
+
+class SlotLeaves(Leaves):
+    """The leaves and values of slots in one trace of the pass.
+
+    Args:
+        slots: The slots.
+        now: The tensors of this trace, by the identity of those at fixed addresses.
+        names: The names of the parameters' tensors in this trace, by identity.
 
     Attributes:
-        slots: The slot of each trained tensor.
-        forwards: The forward pass that replaces that of each layer.
-        stash: Receives the inputs that slots need, in the order of the calls.
-        layers: The convolutions that the operators can take, and their outputs' shapes.
-        storage: The storage chosen for each convolution, by the layer's name.
+        inputs: The inputs that slots need, by the identity of the slot.
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        x: Tensor,
-        examples: int,
-        dtype: torch.dtype,
-        *,
-        storage: Storage | None = None,
-        memory: int | None = None,
-    ) -> None:
-        self.objective, self.examples, self.dtype = objective, examples, dtype
-        self.slots: list[Slot] = []
-        self.forwards: dict[nn.Module, Callable[..., Any]] = {}
-        self.stash: list[Tensor] = []
-        self._names = {id(p): n for n, p in objective.trainable.items()}
-        self._by_value: dict[int, Slot] = {}
-        self._frozen: list[tuple[Callable[[], Tensor], Tensor]] = []
-        assigned = assign(objective.model)
-        for _, module, how in assigned:
-            if how == "torch.func" or kind_of(module) not in RULES or kind_of(module) in _SLOW:
-                raise NotCompiled(f"{type(module).__name__} has no rule")
-        by_operator = storage is not None or (kernels.AVAILABLE and x.is_cuda and dtype in _NARROW)
-        shapes = outputs_of(objective.model, x[:1]) if by_operator else {}
-        self._calls = {module: found[0] for module, found in shapes.items() if len(found) == 1}
-        self.layers = convolutions(objective, self._calls)
-        if memory is None:
-            memory = _free(x.device)
-            if by_operator:
-                memory = min(memory, room(objective.model, x[:1], examples * objective.views))
-        self.storage = plan([layer for layer, _ in self.layers.values()], examples, memory=memory)
-        if storage is not None:
-            can = {layer.name: layer.possible() for layer, _ in self.layers.values()}
-            self.storage = {
-                n: storage if storage in can[n] else found for n, found in self.storage.items()
-            }
-        for _, module, _ in assigned:
-            self.forwards[module] = self._tap(module)
-        for module in objective.model.modules():
-            if kind_of(module) is nn.GroupNorm and module not in self.forwards:
-                self.forwards[module] = self._tap(module)
-            if kind_of(module) is nn.Mish:
-                self.forwards[module] = compiled_rules.mish
-        behind = [name for slot in self.slots for name in slot.names]
-        if len(behind) != len(set(behind)) or set(behind) != set(objective.trainable):
-            raise NotCompiled("a parameter is behind several weights, or behind none")
-        called = [self._by_value.get(self._key(module, "weight")) for module in self._calls]
-        with_input = [slot for slot in called if slot is not None and slot.needs_input]
-        self._input_index = {id(slot): i for i, slot in enumerate(with_input)}
+    def __init__(self, slots: Slots, now: dict[int, Tensor], names: dict[int, str]) -> None:
+        super().__init__(slots.examples, slots.objective.views, {})
+        self.inputs: dict[int, Tensor] = {}
+        self._slots, self._now, self._names = slots, now, names
+        self._met: dict[int, tuple[Slot, int]] = {}
 
-    def input_of(self, slot: Slot, inputs: list[Tensor]) -> Tensor | None:
-        """The input that a slot needs, among all that were stashed."""
-        index = self._input_index.get(id(slot))
-        return None if index is None else inputs[index]
+    def meet(self, contact: Contact, given: list[Any]) -> None:
+        """Tell which slots the arguments of a contact have."""
+        at = self._slots.at
+        self._met = {
+            id(given[weight.position]): at[contact.key, weight.position]
+            for weight in contact.weights
+        }
 
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Copy the parameters' current values to the addresses that the forward passes read."""
-        for slot in self.slots:
-            slot.refresh()
-        for read, value in self._frozen:
-            value.copy_(read())
+    def now(self, tensor: Tensor | None) -> Tensor | None:
+        """The tensor of this trace in the place of one at a fixed address."""
+        return None if tensor is None else self._now[id(tensor)]
 
-    def _tap(self, module: nn.Module) -> Callable[..., Tensor]:
-        bias = self._slot(module, "bias")
-        bias_leaf = bias.leaf if isinstance(bias, Whole) else None
-        if module in self.layers:
-            layer, shape = self.layers[module]
-            slot = self._filters(module, self.storage[layer.name], layer.at, shape)
-            if slot is not None:
-                return self._tap_filters(module, slot, bias_leaf)
-        if (matrix := self._matrix(module)) is not None:
-            return self._tap_matrix(module, matrix, bias_leaf)
-        rule = RULES[kind_of(module)]
-        weight, tie = self._weight(module)
-        values = self._values(module)
-        if isinstance(module, nn.GroupNorm):
-            rule = compiled_rules.group_norm
-        leaf = None if weight is None else weight.leaf
-        own = Own(self.objective.views, *values, leaf, bias_leaf, cast=False)
+    def slot(self, tensor: Tensor | None) -> Slot | None:
+        """The slot of an argument, or None where it is not trained."""
+        return self._met[id(tensor)][0] if id(tensor) in self._met else None
 
-        def forward(*args: Any, **kwargs: Any) -> Tensor:
-            tied = own
-            if tie is not None and own.weight_leaf is not None:
-                tied = replace(own, weight_leaf=tie(own.weight_leaf))
-            result: Tensor = rule(module, tied, *args, **kwargs)
-            return result
-
-        return forward
-
-    def _tap_filters(
-        self, module: nn.Module, slot: Filters, bias_leaf: Tensor | None
-    ) -> Callable[..., Tensor]:
-        bias = self._values(module)[1]
-        gain = self._gain(slot)
-        within = (bias, bias_leaf) if gain is None else (None, None)
-        leaves = compiled_rules.FilterLeaves(
-            slot.value, *within, slot.geometry, slot.directions, slot.scales, slot.gradient,
-            slot.statistics, slot.ghost, slot.output,
-        )  # fmt: skip
-        keep = slot.needs_input
-
-        def forward(x: Tensor) -> Tensor:
-            if keep:
-                self.stash.append(x)
-            y = compiled_rules.filters(leaves, x)
-            if gain is None:
-                return y
-            after = Own(self.objective.views, gain.value, bias, gain.leaf, bias_leaf)
-            return _scale_and_shift(y, after, channels_first=True)
-
-        return forward
-
-    def _matrix(self, module: nn.Module) -> Matrix | None:
-        """The slot of a linear layer's matrix if its output gradients are stored instead."""
-        value = getattr(module, "weight", None)
-        shape = self._calls.get(module, ())
-        if kind_of(module) is not nn.Linear or len(shape) != 2 or id(value) not in self._names:
+    def of(self, tensor: Tensor | None) -> Tensor | None:
+        """The leaf that receives the gradients of an argument."""
+        if tensor is None:
             return None
-        assert isinstance(value, Tensor)
-        outputs, inputs = value.shape
-        shared = self._key(module, "weight") in self._by_value
-        if shared or not by_outputs(inputs, outputs, self.objective.views):
-            return None
-        static = _static(value, self.dtype)
-        leaf = zeros(static, self.examples * self.objective.views, outputs)
-        read = partial(getattr, module, "weight")
-        slot = Matrix((self._names[id(value)],), read, static, leaf, self.objective.views)
-        self._add(self._key(module, "weight"), slot)
-        return slot
+        if id(tensor) not in self._met:
+            whole = self._slots.vectorised.get(self._names.get(id(tensor), ""))
+            return None if whole is None else self.now(whole.leaf)
+        slot, number = self._met[id(tensor)]
+        leaf = self.now(slot.leaves()[number])
+        if isinstance(slot, Derived) and slot.expand is not None and leaf is not None:
+            return slot.expand(leaf)
+        return leaf
 
-    def _tap_matrix(
-        self, module: nn.Module, slot: Matrix, bias_leaf: Tensor | None
-    ) -> Callable[..., Tensor]:
-        bias = self._values(module)[1]
-
-        def forward(x: Tensor) -> Tensor:
-            self.stash.append(x)
-            views = self.objective.views
-            return compiled_rules.linear(x, slot.value, bias, bias_leaf, slot.leaf, views)
-
-        return forward
-
-    def _gain(self, slot: Filters) -> Whole | None:
-        """The slot of the gain that standardised filters leave out under ghost norms."""
-        gain: Tensor | None = getattr(slot.step, "gain", None)
-        if slot.storage != "ghost" or gain is None:
-            return None
-        static = _static(gain, self.dtype)
-        leaf = static.detach().expand(self.examples, *static.shape).requires_grad_()
-        read = partial(getattr, slot.step, "gain")
-        whole = Whole((self._names[id(gain)],), read, static, leaf, None)
-        self._add(id(gain), whole)
-        return whole
-
-    def _weight(self, module: nn.Module) -> tuple[Whole | None, Callable[[Tensor], Tensor] | None]:
-        """The slot of a layer's weight, and the map from its leaf to the weight, if any."""
-        value = getattr(module, "weight", None)
-        if value is None or not value.requires_grad:
-            return None, None
-        step = _step(module, "weight")
-        if not isinstance(step, LinearExpansion):
-            slot = self._slot(module, "weight")
-            return slot if isinstance(slot, Whole) else None, None
-        # The weight is a linear expansion of fewer numbers: take the gradients of those.
-        raw = module.parametrizations["weight"].original  # type: ignore[union-attr, index]
-        key = self._key(module, "weight")
-        if key not in self._by_value:
-            names = self._parameters(module, "weight")
-
-            def pullback(gradient: Tensor) -> tuple[Tensor, ...]:
-                return (step.pullback_expanded(raw.detach(), gradient),)
-
-            static = _static(value, self.dtype)
-            leaf = zeros(static, self.examples, *raw.shape)
-            read = partial(getattr, module, "weight")
-            self._add(key, Whole(names, read, static, leaf, pullback))
-        slot = self._by_value[key]
-        assert isinstance(slot, Whole)
-        return slot, step.expand
-
-    def _filters(
-        self, module: nn.Module, storage: Storage, at: Geometry, shape: tuple[int, ...]
-    ) -> Filters | None:
-        """The slot of a convolution's filters by the operators, or None where they do not fit."""
-        value = module.weight
-        assert isinstance(value, Tensor)
-        step = _step(module, "weight")
-        if step is not None and not isinstance(step, FilterStandardisation):
-            return None
-        names, _ = self._behind(module, "weight", value)
-        read: Callable[[], Tensor] = partial(getattr, module, "weight")
-        raw = None
-        if step is not None:
-            raw = module.parametrizations["weight"].original  # type: ignore[union-attr, index]
-            if storage == "ghost":
-                names, read = names[:1], partial(step.bare, raw)
-        static = _static(read(), self.dtype)
-        output = (self.examples * self.objective.views, *shape[1:])
-        slot = Filters(names, read, static, storage, at, self.examples, output, step, raw)
-        self._add(self._key(module, "weight"), slot)
-        return slot
-
-    def _add(self, key: int, slot: Slot) -> None:
-        self._by_value[key] = slot
-        self.slots.append(slot)
-
-    def _values(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-        found = []
-        for name in ("weight", "bias"):
-            slot = self._by_value.get(self._key(module, name))
-            value = getattr(module, name, None)
-            if slot is None and value is not None:
-                value = _static(value, self.dtype)
-                self._frozen.append((partial(getattr, module, name), value))
-            found.append(value if slot is None else slot.value)
-        return found[0], found[1]
-
-    @staticmethod
-    def _key(module: nn.Module, name: str) -> int:
-        """The identity of a slot: shared parameters share one, a derived weight has its own."""
-        if parametrize.is_parametrized(module, name):
-            return id(module.parametrizations[name])  # type: ignore[index]
-        return id(getattr(module, name, None))
-
-    def _slot(self, module: nn.Module, name: str) -> Slot | None:
-        value = getattr(module, name, None)
-        if value is None or not value.requires_grad:
-            return None
-        key = self._key(module, name)
-        if key not in self._by_value:
-            names, pullback = self._behind(module, name, value)
-            static = _static(value, self.dtype)
-            leaf = static.detach().expand(self.examples, *static.shape).requires_grad_()
-            self._add(key, Whole(names, partial(getattr, module, name), static, leaf, pullback))
-        return self._by_value[key]
-
-    def _parameters(self, module: nn.Module, name: str) -> tuple[str, ...]:
-        """The parameters behind a reparametrised tensor: the raw one, then further ones."""
-        chain = module.parametrizations[name]  # type: ignore[index]
-        behind = [chain.original, *chain[0].parameters()]  # type: ignore[union-attr]
-        if any(id(p) not in self._names for p in behind):
-            raise NotCompiled("a reparametrised weight is partly frozen")
-        return tuple(self._names[id(p)] for p in behind)
-
-    def _behind(
-        self, module: nn.Module, name: str, value: Tensor
-    ) -> tuple[tuple[str, ...], Pullback | None]:
-        """The parameters behind a layer's tensor, and the pullback of gradients to them."""
-        if id(value) in self._names:
-            return (self._names[id(value)],), None
-        step = _step(module, name)
-        if not isinstance(step, Reparametrisation):
-            raise NotCompiled(f"the {name} of a {kind_of(module).__name__} has no closed pullback")
-        raw = module.parametrizations[name].original  # type: ignore[index, union-attr]
-
-        def pullback(gradient: Tensor) -> tuple[Tensor, ...]:
-            if isinstance(step, FilterStandardisation):
-                # Filters are in channels_last memory format: iterate over them in that order.
-                own, *rest = step.pullback(
-                    raw.detach().permute(0, 2, 3, 1), gradient.permute(0, 1, 3, 4, 2)
-                )
-                return own.permute(0, 1, 4, 2, 3), *rest
-            return step.pullback(raw.detach(), gradient)
-
-        return self._parameters(module, name), pullback
+    def value(self, tensor: Tensor) -> Tensor:
+        """The value of an argument in the precision of the pass."""
+        slot, number = self._met.get(id(tensor), (None, 0))
+        if slot is None:
+            return tensor
+        value = self.now(slot.values[number] if isinstance(slot, Derived) else slot.value)
+        assert value is not None
+        return value
 
 
-_SLOW = (nn.Embedding,)
-"""Layers with a rule that the compiled pass does not use because it would be slow."""
+class _CompiledMode(ContactMode):
+    """The mode of the compiled pass: some operators have rules of their own."""
 
-_NARROW = (torch.bfloat16, torch.float16)
+    def plain(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator in which no trained parameter meets the batch."""
+        if func is F.mish and not any((*args[1:], *kwargs.values())):
+            return compiled_rules.mish(args[0])
+        if func is F.group_norm:
+            own = named(_GROUP_NORM, args, kwargs)
+            given = own["input"], own.get("weight"), own.get("bias"), None, None
+            return compiled_rules.group_norm(*given, own["num_groups"], own.get("eps", 1e-5), 1)
+        return func(*args, **kwargs)
 
-
-def convolutions(
-    objective: Objective, calls: dict[nn.Module, torch.Size]
-) -> dict[nn.Module, tuple[Convolution, tuple[int, ...]]]:
-    """The convolutions that the operators can take, and the shapes of their outputs.
-
-    Args:
-        objective: The model and its views.
-        calls: Output shape of each layer for one row, for layers called once.
-    """
-    named = {module: name for name, module, _ in assign(objective.model)}
-    found: dict[nn.Module, tuple[Convolution, tuple[int, ...]]] = {}
-    for module, shape in calls.items():
-        if module not in named or kind_of(module) is not nn.Conv2d:
-            continue
-        assert isinstance(module, nn.Conv2d)
-        step = _step(module, "weight")
-        known = not parametrize.is_parametrized(module, "weight") or isinstance(
-            step, FilterStandardisation
-        )
-        at = geometry_of(module, objective.views)
-        if not known or at is None or not module.weight.requires_grad:
-            continue
-        positions = shape[2] * shape[3]
-        layer = Convolution(named[module], at, module.in_channels, module.out_channels, positions)
-        found[module] = layer, tuple(shape)
-    return found
+    def ruled(self, contact: Contact, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a contact by its rule."""
+        assert isinstance(self.leaves, SlotLeaves)
+        self.leaves.meet(contact, list(flat(args, kwargs)))
+        met = Met(contact, self.leaves, False)
+        return _OWN.get(func, RULES[func])(met, func, args, kwargs)
 
 
-def _step(module: nn.Module, name: str) -> Any:
-    """The one parametrisation of a tensor, or None."""
-    if not parametrize.is_parametrized(module, name):
-        return None
-    steps = list(module.parametrizations[name])  # type: ignore[index]
-    return steps[0] if len(steps) == 1 else None
+_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
 
 
-def _free(device: torch.device) -> int:
-    """A quarter of the memory that is free."""
-    if device.type != "cuda":
-        return 1 << 30
-    return int(torch.cuda.mem_get_info(device)[0]) // 4
+def _leaves(met: Met) -> SlotLeaves:
+    assert isinstance(met.leaves, SlotLeaves)
+    return met.leaves
 
 
-def _static(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A channels-last copy in the compute precision, which later values are copied to."""
-    copy = value.detach().to(dtype, copy=True)
-    return (
-        copy.contiguous(memory_format=torch.channels_last) if copy.dim() == 4 else copy.contiguous()
+def _filters(met: Met, slot: Filters, bias: Tensor | None) -> compiled_rules.FilterLeaves:
+    """The tensors of this trace that belong to a slot of filters."""
+    leaves = _leaves(met)
+    factors = leaves.now(slot.factors) if slot.storage == "ghost" else None
+    weight = leaves.now(slot.value)
+    assert weight is not None
+    within = slot.gain is None and bias is not None
+    return compiled_rules.FilterLeaves(
+        weight,
+        leaves.value(bias) if within and bias is not None else None,
+        leaves.of(bias) if within else None,
+        slot.geometry,
+        leaves.now(slot.directions) if slot.storage != "ghost" else None,
+        None if factors is None else factors[0],
+        leaves.now(slot.gradient),
+        leaves.now(slot.statistics),
+        leaves.now(slot.ghost),
+        leaves.now(slot.output),
     )
+
+
+def _convolution(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """A convolution whose filters' gradients the kernels compute."""
+    own, leaves = named(CONVOLUTION, args, kwargs), _leaves(met)
+    slot, bias = leaves.slot(own["weight"]), own.get("bias")
+    if not isinstance(slot, Filters):
+        y: Tensor = RULES[function](met, function, args, kwargs)
+        return y
+    x = met.contact.place.leading(own["input"], leaves.rows)
+    if slot.needs_input:
+        leaves.inputs[id(slot)] = x
+    y = compiled_rules.filters(_filters(met, slot, bias), x)
+    if slot.gain is not None:
+        y = y * _per_channel(leaves.now(slot.gain.leaf), y)
+        if bias is not None:
+            shift = leaves.of(bias)
+            y = y + _per_channel(leaves.value(bias).unsqueeze(0) if shift is None else shift, y)
+    return met.contact.output.back(y, leaves.rows)
+
+
+def _per_channel(leaf: Tensor | None, y: Tensor) -> Tensor:
+    """A leaf `(examples, channels)`, arranged to broadcast over `(rows, channels, H, W)`."""
+    assert leaf is not None
+    own = leaf[:, :, None, None]
+    return own if len(own) == 1 else own.repeat_interleave(y.shape[0] // len(own), 0)
+
+
+def _linear(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """A product with a matrix whose gradients, or whose output gradients, are stored."""
+    own, leaves = named(("input", "weight", "bias"), args, kwargs), _leaves(met)
+    slot, bias = leaves.slot(own["weight"]), own.get("bias")
+    if not isinstance(slot, Filters | Matrix):
+        y: Tensor = RULES[function](met, function, args, kwargs)
+        return y
+    leading = met.contact.place.leading(own["input"], leaves.rows)
+    x = leading.reshape(-1, leading.shape[-1])
+    if slot.needs_input:
+        leaves.inputs[id(slot)] = x
+    if isinstance(slot, Matrix):
+        value, leaf = leaves.now(slot.value), leaves.now(slot.leaf)
+        assert value is not None and leaf is not None
+        shift = None if bias is None else leaves.value(bias)
+        y = compiled_rules.linear(x, value, shift, leaves.of(bias), leaf, slot.views)
+    else:
+        y = compiled_rules.projection(_filters(met, slot, bias), x, leaves.examples)
+    return met.contact.output.back(y.view(*leading.shape[:-1], y.shape[-1]), leaves.rows)
+
+
+def _group_norm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """A group norm with sums over spatial positions alone."""
+    own, leaves = named(_GROUP_NORM, args, kwargs), met.leaves
+    weight, bias = own.get("weight"), own.get("bias")
+    if not met.contact.place.leads:
+        y: Tensor = RULES[function](met, function, args, kwargs)
+        return y
+    return compiled_rules.group_norm(
+        own["input"],
+        None if weight is None else leaves.value(weight),
+        None if bias is None else leaves.value(bias),
+        leaves.of(weight), leaves.of(bias), own["num_groups"], own.get("eps", 1e-5), met.copies,
+    )  # fmt: skip
+
+
+_OWN: dict[Any, Rule] = {F.conv2d: _convolution, F.linear: _linear, F.group_norm: _group_norm}
+"""Rules of the compiled pass; other operators have those of the pass by operators."""

@@ -1,6 +1,6 @@
 """Rules of the compiled pass: convolutions by the operators of `sfumato.kernels`, norm and Mish.
 
-Like the rules of `layer_rules` they run the layer's forward pass on plain values and define
+Like `autograd_functions` they run an operator's forward pass on plain values and define
 gradients for leaves that are never read. A convolution has leaves for what is stored of an
 example's filter gradient: the gradient itself, statistics of it, its squared norm, or the gradient
 of the layer's output, from which the weighted sum is computed later.
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.kernels.definitions import Geometry, padded
-from sfumato.privacy.engines.layer_rules import Own, _over_positions
+from sfumato.privacy.engines.autograd_functions import over_positions
 
 
 @dataclass
@@ -94,7 +94,7 @@ class _Filters(torch.autograd.Function):
                 [True, False, False],
             )[0][:, : ctx.channels]  # fmt: skip
         if needs_bias:
-            db = _over_positions(d, views)
+            db = over_positions(d, views)
         if needs_statistics:
             kept, statistics = torch.ops.sfumato.conv_gradients(
                 x, d, direction, numbers, views, needs_gradient
@@ -131,6 +131,64 @@ def filters(leaves: FilterLeaves, x: Tensor) -> Tensor:
     return y
 
 
+class _Projection(torch.autograd.Function):
+    """A product with a matrix whose backward pass gives each leaf its statistic or gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        bias_leaf: Tensor | None,
+        gradient: Tensor | None,
+        statistics: Tensor | None,
+        ghost: Tensor | None,
+        output: Tensor | None,
+        numbers: tuple[int, ...],
+        examples: int,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.settings = list(numbers), examples
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        numbers, examples = ctx.settings
+        needs_x, _, _, needs_bias, needs_gradient, needs_statistics, needs_ghost, needs_output = (
+            ctx.needs_input_grad[:8]
+        )
+        dx = db = grads = statistics = norms = None
+        d = d.contiguous()
+        if needs_x:
+            dx = d @ weight
+        if needs_bias:
+            db = d.view(examples, -1, d.shape[1]).sum(1)
+        # Vectors of one example are the positions of an image in channels_last.
+        images = [t.reshape(examples, -1, 1, t.shape[1]).permute(0, 3, 1, 2) for t in (x, d)]
+        if needs_statistics:
+            kept, statistics = torch.ops.sfumato.conv_gradients(
+                *images, None, numbers, 1, needs_gradient
+            )
+            grads = kept if needs_gradient else None
+        if needs_ghost:
+            norms = torch.ops.sfumato.ghost_norms(*images, None, numbers, 1)
+        output = d if needs_output else None
+        return dx, None, None, db, grads, statistics, norms, output, None, None
+
+
+_projection: Callable[..., Tensor] = _Projection.apply
+
+
+def projection(leaves: FilterLeaves, x: Tensor, examples: int) -> Tensor:
+    """A product of a matrix and `(examples * positions, in)` vectors."""
+    return _projection(
+        x, leaves.weight, leaves.bias, leaves.bias_leaf, leaves.gradient, leaves.statistics,
+        leaves.ghost, leaves.output, tuple(leaves.geometry.numbers), examples,
+    )  # fmt: skip
+
+
 class _Outputs(torch.autograd.Function):
     """A linear layer whose leaf receives the gradients of its outputs."""
 
@@ -153,7 +211,7 @@ class _Outputs(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         weight, _ = ctx.saved_tensors
         dx = d @ weight if ctx.needs_input_grad[0] else None
-        db = _over_positions(d, ctx.views) if ctx.needs_input_grad[3] else None
+        db = over_positions(d, ctx.views) if ctx.needs_input_grad[3] else None
         return dx, None, None, db, d, None
 
 
@@ -207,11 +265,12 @@ class _GroupNorm(torch.autograd.Function):
         shift = -mean * scale
         if bias is not None:
             shift = shift + bias.to(wide.dtype).view(1, groups, -1)
-        scale, shift = scale.reshape(rows, channels), shift.reshape(rows, channels)
-        y = wide * scale.view(rows, channels, 1) + shift.view(rows, channels, 1)
+        each = rows, channels, *(1,) * (x.dim() - 2)
+        # The result is not a view, so it may be changed in place afterwards.
+        y = x.to(wide.dtype) * scale.reshape(each) + shift.reshape(each)
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.settings = groups, views
-        return y.to(x.dtype).view(x.shape)
+        return y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
@@ -254,12 +313,18 @@ def _spread(t: Tensor) -> Tensor:
 _group_norm: Callable[..., Tensor] = _GroupNorm.apply
 
 
-def group_norm(layer: nn.GroupNorm, own: Own, x: Tensor) -> Tensor:
-    """Rule for `nn.GroupNorm`."""
-    return _group_norm(
-        x, own.weight, own.bias, own.weight_leaf, own.bias_leaf,
-        layer.num_groups, layer.eps, own.views,
-    )  # fmt: skip
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    weight_leaf: Tensor | None,
+    bias_leaf: Tensor | None,
+    groups: int,
+    eps: float,
+    views: int,
+) -> Tensor:
+    """Group norm of `(rows, channels, ...)`; the leaves receive per-example gradients."""
+    return _group_norm(x, weight, bias, weight_leaf, bias_leaf, groups, eps, views)
 
 
 class _Mish(torch.autograd.Function):

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.row_place import Place, locate
@@ -51,6 +52,35 @@ class Numbers:
 
 
 @dataclass(frozen=True)
+class Nth:
+    """A tensor of a recording, by its number."""
+
+    number: int
+
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An argument of a contact that is computed from parameters alone.
+
+    Attributes:
+        position: Its position among the arguments.
+        name: The parameter's name, or None for a tensor that is computed from parameters.
+        number: Its number among the tensors of the recording.
+        parameters: The parameters behind it.
+        shape: Its shape.
+    """
+
+    position: int
+    name: str | None
+    number: int
+    parameters: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Contact:
     """A call in which weights meet the batch.
 
@@ -60,12 +90,12 @@ class Contact:
         source: The position of its first argument that belongs to the batch, or None.
         place: The place of rows in that argument, or in the result.
         output: The place of rows in its result.
-        weights: For each argument that is a weight, its position, and the name of the parameter if
-            it is one.
+        weights: The arguments that are weights.
         parameters: The parameters behind the weights.
         input_shape: The shape of that argument for two rows, or of the result.
         output_shape: The shape of the result for two rows.
         call: Its number among all calls.
+        given: Positional and named arguments, each tensor as its number (`Nth`).
     """
 
     function: Callable[..., Any]
@@ -73,33 +103,35 @@ class Contact:
     source: int | None
     place: Place
     output: Place
-    weights: tuple[tuple[int, str | None], ...]
+    weights: tuple[Weight, ...]
     parameters: tuple[str, ...]
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     call: int
+    given: Given = field(default=((), {}), compare=False)
 
     @property
     def key(self) -> Key:
         """The function, the parameters among its arguments, and the number."""
-        return self.function, tuple(name for _, name in self.weights if name), self.number
+        return self.function, tuple(w.name for w in self.weights if w.name), self.number
 
 
 @dataclass
-class _Call:
+class Call:
     """A recorded call: the function, its tensors by index, and whether its number counts."""
 
     function: Callable[..., Any]
     inputs: list[tuple[int, int]]
     outputs: list[int]
     number: int | None
+    given: Given = field(compare=False)
 
 
 @dataclass
-class _Recording:
+class Recording:
     """All calls of one run, with the tensors that occur in them."""
 
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     index: dict[int, int] = field(default_factory=dict)
@@ -147,7 +179,7 @@ def _without_dispatch(function: Any) -> Callable[..., Any]:
 class _Recorder(Opening):
     def __init__(self, counted: Container[Any], names: dict[int, str]) -> None:
         super().__init__()
-        self.counted, self.numbers, self.found = counted, Numbers(names), _Recording()
+        self.counted, self.numbers, self.found = counted, Numbers(names), Recording()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -157,6 +189,7 @@ class _Recorder(Opening):
             return self.opened(func, args, kwargs)
         given = list(flat(args, kwargs))
         inputs = [(k, self.found.of(t)) for k, t in enumerate(given) if isinstance(t, Tensor)]
+        template = tree_map_only(Tensor, lambda t: Nth(self.found.of(t)), (tuple(args), kwargs))
         number = self.numbers.key(func, given)[2] if func in self.counted else None
         result = func(*args, **kwargs)
         outputs = [t for t in flat((result,), {}) if isinstance(t, Tensor)]
@@ -164,13 +197,13 @@ class _Recorder(Opening):
             outputs = [args[0]]
         if outputs:
             own = [self.found.of(t) for t in outputs]
-            self.found.calls.append(_Call(func, inputs, own, number))
+            self.found.calls.append(Call(func, inputs, own, number, template))
         return result
 
 
 def find_contacts(
     model: nn.Module, x: Tensor, counted: Container[Any], opaque: Container[nn.Module] = ()
-) -> tuple[list[Contact], dict[str, set[str]]]:
+) -> tuple[list[Contact], dict[str, set[str]], Recording]:
     """All contacts of a model.
 
     Args:
@@ -181,7 +214,7 @@ def find_contacts(
 
     Returns:
         The contacts that have a number, and for every parameter of another contact, or of none,
-        the names of the functions that it meets the batch in.
+        the names of the functions that it meets the batch in; and the calls for two rows.
 
     Raises:
         NotPerOperator: The calls depend on the number of rows.
@@ -196,7 +229,7 @@ def find_contacts(
             changed = _recorded(model, _inputs(x, 3, change=True), counted, opaque, names)
             _check_same_calls(three, changed)
             contacts = [_ordered(contact, three, changed) for contact in contacts]
-    return contacts, others
+    return contacts, others, two
 
 
 def _inputs(x: Tensor, rows: int, *, change: bool = False) -> Tensor:
@@ -222,7 +255,7 @@ def _recorded(
     counted: Container[Any],
     opaque: Container[nn.Module],
     names: dict[int, str],
-) -> _Recording:
+) -> Recording:
     recorder = _Recorder(counted, names)
     recorder.found.of(x)
     seed(model)
@@ -258,7 +291,7 @@ def _closed(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _classified(
-    names: dict[int, str], two: _Recording, three: _Recording
+    names: dict[int, str], two: Recording, three: Recording
 ) -> tuple[list[Contact], dict[str, set[str]]]:
     """The contacts of two runs that made the same calls."""
     _check_same_calls(two, three)
@@ -299,12 +332,16 @@ def _classified(
         at, source = rows[0] if rows else (None, grown)
         place, output = places[source], places[grown]
         assert place is not None and output is not None
-        own = tuple((at, names.get(id(two.tensors[t]))) for at, t in weights)
+        own = tuple(
+            Weight(at, names.get(id(two.tensors[t])), t, tuple(sorted(behind[t])), two.shapes[t])
+            for at, t in weights
+        )
         behind_it = tuple(sorted(roots))
         shapes = two.shapes[source], two.shapes[grown]
-        contacts.append(
-            Contact(call.function, call.number, at, place, output, own, behind_it, *shapes, k)
+        found = Contact(
+            call.function, call.number, at, place, output, own, behind_it, *shapes, k, call.given
         )
+        contacts.append(found)
     touched = {name for contact in contacts for name in contact.parameters}
     used = touched.union(*(_reached(t, names) for t in two.results))
     return contacts, {
@@ -312,7 +349,7 @@ def _classified(
     }
 
 
-def _check_same_calls(first: _Recording, second: _Recording) -> None:
+def _check_same_calls(first: Recording, second: Recording) -> None:
     """Raise `NotPerOperator` unless two runs made the same calls on the same tensors."""
     if first.calls != second.calls:
         raise NotPerOperator("the model calls other operators for other inputs")
@@ -332,7 +369,7 @@ def _reached(tensor: Tensor, names: dict[int, str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _ordered(contact: Contact, run: _Recording, changed: _Recording) -> Contact:
+def _ordered(contact: Contact, run: Recording, changed: Recording) -> Contact:
     """The contact with the order of indices that belong to one row, seen by changing a row."""
     a, b = run.calls[contact.call], changed.calls[contact.call]
     at = next(k for k, t in enumerate(a.outputs) if _grown(run.shapes[t], contact.output))

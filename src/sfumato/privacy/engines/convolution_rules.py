@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.engines import autograd_functions
 from sfumato.privacy.engines.compiled_rules import FilterLeaves, filters
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
-from sfumato.privacy.engines.layer_rules import _convolution, cast_values
 
-_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
 def convolution(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """`F.conv1d` and `F.conv2d`, with every stride, padding, dilation and grouping."""
-    return _convolved(met, **named(_CONVOLUTION, args, kwargs))
+    return _convolved(met, **named(CONVOLUTION, args, kwargs))
 
 
 def _convolved(
@@ -37,7 +37,8 @@ def _convolved(
     x = met.contact.place.leading(input, met.leaves.rows)
     x, padding = _padded(x, padding, size, dilation)
     weight_leaf = None if met.deferred else met.leaves.of(weight)
-    x, values, shift = cast_values(x, weight.detach(), None if bias is None else bias.detach())
+    shift = None if bias is None else met.leaves.value(bias)
+    x, values, shift = autograd_functions.cast_values(x, met.leaves.value(weight), shift)
     if met.deferred:
         at = Geometry(size, stride, padding, dilation, met.copies)  # type: ignore[arg-type]
         with torch.no_grad():
@@ -49,7 +50,7 @@ def _convolved(
         x, values = x.unsqueeze(2), values.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
         weight_leaf = None if weight_leaf is None else weight_leaf.unsqueeze(3)
-    y = _convolution(
+    y = autograd_functions.convolution(
         x, values, shift, weight_leaf, met.leaves.of(bias),
         stride, padding, dilation, groups, False, (0, 0), met.copies,
     )  # fmt: skip
@@ -68,9 +69,10 @@ def transposed_convolution(met: Met, function: Rule, args: Any, kwargs: dict[str
     bias: Any = own["bias"]
     x = met.contact.place.leading(own["input"], met.leaves.rows)  # type: ignore[arg-type]
     weight: Any = own["weight"]
-    shift = None if bias is None else bias.detach()
-    y = _convolution(
-        *cast_values(x, weight.detach(), shift), met.leaves.of(weight), met.leaves.of(bias),
+    shift = None if bias is None else met.leaves.value(bias)
+    given = autograd_functions.cast_values(x, met.leaves.value(weight), shift)
+    y = autograd_functions.convolution(
+        *given, met.leaves.of(weight), met.leaves.of(bias),
         _each(own["stride"], 2), _each(own["padding"], 2), _each(own["dilation"], 2),
         own["groups"], True, _each(own["output_padding"], 2), met.copies,
     )  # fmt: skip
@@ -96,3 +98,17 @@ def _padded(
         return x, tuple(n // 2 for n in total)
     ends = [end for n in reversed(total) for end in (n // 2, n - n // 2)]
     return F.pad(x, ends), (0,) * len(size)
+
+
+def zero_padding(
+    stride: Any, padding: Any, dilation: Any, size: tuple[int, ...]
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]] | None:
+    """Stride, padding and dilation of two dimensions; None if the two ends are padded unequally."""
+    steps, gaps = _each(stride, 2), _each(dilation, 2)
+    if padding == "same":
+        total = [d * (k - 1) for k, d in zip(size, gaps, strict=True)]
+        if any(n % 2 for n in total):
+            return None
+        padding = tuple(n // 2 for n in total)
+    ends = (0, 0) if padding == "valid" else _each(padding, 2)
+    return (steps[0], steps[1]), (ends[0], ends[1]), (gaps[0], gaps[1])

@@ -47,6 +47,10 @@ class Leaves:
             self.of_parameter[id(tensor)] = self._new(tensor)
         return self.of_parameter[id(tensor)]
 
+    def value(self, tensor: Tensor) -> Tensor:
+        """The value that operators compute with, without a graph."""
+        return tensor.detach()
+
     def defer(self, weight: Tensor, x: Tensor, at: Geometry, *output: int) -> Tensor:
         """A leaf for the gradients of an operator's output instead of those of its weight."""
         if id(weight) in self.deferred:

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.engines import autograd_functions
 from sfumato.privacy.engines.compiled_rules import linear as output_linear
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
 from sfumato.privacy.engines.convolution_rules import convolution, transposed_convolution
-from sfumato.privacy.engines.layer_rules import _embedding, _group_norm, _linear, cast_values
 from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.row_place import Place
 
@@ -31,7 +31,7 @@ def broadcasting(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) ->
     """An elementwise operator, or a product of matrices: leaves in the place of weights."""
     given = (*args, *kwargs.values())
     dims = max(t.dim() for t in given if isinstance(t, Tensor))
-    marked = {at for at, _ in met.contact.weights}
+    marked = {weight.position for weight in met.contact.weights}
     values = [met.per_row(v, dims) if k in marked else v for k, v in enumerate(given)]
     named = dict(zip(kwargs, values[len(args) :], strict=True))
     return function(*values[: len(args)], **named)
@@ -54,25 +54,32 @@ def linear(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tenso
 
 def _affine(met: Met, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     leaf = None if met.deferred else met.leaves.of(weight)
-    return _matrix(met, input, weight, leaf, bias)
+    return _matrix(met, input, met.leaves.value(weight), leaf, bias, weight)
 
 
 def _matrix(
-    met: Met, x: Tensor, weight: Tensor, leaf: Tensor | None, bias: Tensor | None
+    met: Met,
+    x: Tensor,
+    values: Tensor,
+    leaf: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """A product with a matrix, on `(positions, in)` with those of an example beside each other."""
     leaves, place = met.leaves, met.contact.place
     leading = place.leading(x, leaves.rows)
-    shift = None if bias is None else bias.detach()
+    shift = None if bias is None else leaves.value(bias)
     # In two dimensions the result is not a view, so it may be changed in place afterwards.
-    flat, values, shift = cast_values(leading.reshape(-1, x.shape[-1]), weight.detach(), shift)
-    if met.deferred:
+    flat, values, shift = autograd_functions.cast_values(
+        leading.reshape(-1, x.shape[-1]), values, shift
+    )
+    if met.deferred and weight is not None:
         positions = flat.shape[0] // leaves.examples
         at = Geometry((1, 1), (1, 1), (0, 0), (1, 1), positions)
         output = leaves.defer(weight, flat, at, flat.shape[0], weight.shape[0])
         y = output_linear(flat, values, shift, leaves.of(bias), output, positions)
     else:
-        y = _linear(flat, values, shift, leaf, leaves.of(bias), leaves.examples)
+        y = autograd_functions.linear(flat, values, shift, leaf, leaves.of(bias), leaves.examples)
     return place.back(y.view(*leading.shape[:-1], y.shape[-1]), leaves.rows)
 
 
@@ -83,15 +90,15 @@ def matrix_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) 
         given.reverse()
     x, weight = given[0], given[1]
     at = 0 if function in _REFLECTED else 1
-    right = [position for position, _ in met.contact.weights] == [at]
+    right = [weight.position for weight in met.contact.weights] == [at]
     if right and not kwargs and weight.dim() == 2:
         leaf = met.leaves.of(weight)
         turned = None if leaf is None else leaf.transpose(1, 2)
-        return _matrix(met, x, weight.t(), turned, None)
+        return _matrix(met, x, met.leaves.value(weight).t(), turned, None)
     if right and not kwargs and weight.dim() == 1:
         leaf = met.leaves.of(weight)
         row = None if leaf is None else leaf.unsqueeze(1)
-        return _matrix(met, x, weight.unsqueeze(0), row, None).squeeze(-1)
+        return _matrix(met, x, met.leaves.value(weight).unsqueeze(0), row, None).squeeze(-1)
     if weight.dim() < 2 or x.dim() < 2:
         raise NotPerOperator("a parameter is a vector on the left of a product")
     y: Tensor = broadcasting(met, function, args, kwargs)
@@ -104,7 +111,8 @@ def addmm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor
         raise NotPerOperator("torch.addmm is used otherwise than as a linear layer")
     bias, x, weight = args
     leaf = met.leaves.of(weight)
-    return _matrix(met, x, weight.t(), None if leaf is None else leaf.transpose(1, 2), bias)
+    turned = None if leaf is None else leaf.transpose(1, 2)
+    return _matrix(met, x, met.leaves.value(weight).t(), turned, bias)
 
 
 def einsum(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -117,7 +125,7 @@ def einsum(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tenso
     letter = terms[met.contact.source - 1][met.contact.place.dim : met.contact.place.dim + 1]
     if not arrow or "." in left or letter not in right or not letter:
         raise NotPerOperator("torch.einsum is used without letters for all dimensions")
-    for at, _ in met.contact.weights:
+    for at in (weight.position for weight in met.contact.weights):
         weight = tensors[at - 1]
         if letter in terms[at - 1]:
             raise NotPerOperator("a parameter has an entry for each row of the batch")
@@ -149,8 +157,10 @@ def group_norm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> T
     plain = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and x.dim() > 2
     if plain and met.contact.place.leads and None not in leaves and x.dtype == weight.dtype:  # type: ignore[union-attr]
         eps = own.get("eps", 1e-5)
-        values = weight.detach(), bias.detach()  # type: ignore[union-attr]
-        return _group_norm(x, *values, *leaves, own["num_groups"], eps, met.copies)
+        values = met.leaves.value(weight), met.leaves.value(bias)  # type: ignore[arg-type]
+        return autograd_functions.group_norm(
+            x, *values, *leaves, own["num_groups"], eps, met.copies
+        )
     y = F.group_norm(x, own["num_groups"], eps=own.get("eps", 1e-5))
     return _by_channel(met, y, weight, bias)
 
@@ -173,7 +183,7 @@ def _by_channel(met: Met, y: Tensor, weight: Tensor | None, bias: Tensor | None)
             continue
         shape = (*value.shape, *(1,) * (y.dim() - 2))
         leaf = met.leaves.of(value)
-        row = value.detach().view(shape)
+        row = met.leaves.value(value).view(shape)
         if leaf is not None:
             own = leaf.reshape(leaf.shape[0], *shape)
             row = met.spread(own, shape, y.dim(), met.contact.place)
@@ -203,9 +213,9 @@ def embedding(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Te
         if not isinstance(indices, Tensor) or indices.dtype != torch.long or weight.dim() != 2:
             raise NotPerOperator("a parameter is indexed by several values of the batch")
     rows = met.leaves.rows
-    y = _embedding(
-        met.contact.place.leading(indices, rows), weight.detach(), met.leaves.of(weight), padding,
-        met.copies,
+    y = autograd_functions.embedding(
+        met.contact.place.leading(indices, rows), met.leaves.value(weight),
+        met.leaves.of(weight), padding, met.copies,
     )  # fmt: skip
     return met.contact.output.back(y, rows)
 
@@ -214,7 +224,7 @@ def attention(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Te
     """`F.scaled_dot_product_attention` with a learned bias."""
     own = named(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
     order = [*list(own)[: len(args)], *kwargs]
-    if any(order[at] != "attn_mask" for at, _ in met.contact.weights):
+    if any(order[weight.position] != "attn_mask" for weight in met.contact.weights):
         raise NotPerOperator("a parameter is a query, a key or a value")
     own["attn_mask"] = met.per_row(own["attn_mask"], own["query"].dim())
     y: Tensor = function(**own)

@@ -31,6 +31,7 @@ from sfumato.privacy.engines.contacts import (
     find_contacts,
     flat,
 )
+from sfumato.privacy.engines.derivations import Derivation, derivation_of
 from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.leaves import Leaves, NotPerOperator
 from sfumato.privacy.engines.objective import Objective
@@ -48,11 +49,14 @@ class Program:
         contacts: The contacts by key.
         deferred: Keys of contacts whose weight gradients are not materialised.
         opaque: Modules that run under `torch.func.vmap`, by name.
+        derivations: For weights that are no parameters themselves, by their numbers, the functions
+            from parameters; None where they are not known.
     """
 
     contacts: dict[Key, Contact]
     deferred: frozenset[Key]
     opaque: dict[str, nn.Module]
+    derivations: dict[int, Derivation | None]
 
 
 class Operators(Engine):
@@ -81,9 +85,9 @@ class Operators(Engine):
         model = self.objective.model
         found: dict[str, Path] = {}
         direct = {
-            name
+            weight.name
             for contact in (program.contacts.values() if program else ())
-            for _, name in contact.weights
+            for weight in contact.weights
         }
         for name, parameter in self.objective.trainable.items():
             owner, module = owner_of(model, name)
@@ -134,7 +138,7 @@ class Operators(Engine):
         taps = {module: by_vmap(name, module, leaves) for name, module in program.opaque.items()}
         names = {id(p): name for name, p in parameters.items()}
         deferred = program.deferred if _exact(x) else frozenset()
-        with _Pass(program, deferred, leaves, names) as mode:
+        with ContactMode(program.contacts, leaves, names, deferred) as mode:
             return run_with_leaves(
                 self.objective, x, y, parameters, leaves, taps, mode.forward_ended
             )
@@ -143,7 +147,7 @@ class Operators(Engine):
         model = self.objective.model
         opaque: dict[str, nn.Module] = {}
         while True:
-            contacts, found = find_contacts(model, x, RULES, set(opaque.values()))
+            contacts, found, recording = find_contacts(model, x, RULES, set(opaque.values()))
             others = {name: calls for name, calls in found.items() if not _within(name, opaque)}
             more = dict(owner_of(model, name) for name in others)
             if not more:
@@ -161,7 +165,14 @@ class Operators(Engine):
             if self.book_keeping and x.device.type == "cpu"
             and _pays(contact, trained, uses, self.objective.views)
         ]  # fmt: skip
-        return Program({c.key: c for c in contacts}, frozenset(deferred), opaque)
+        ids = {id(p): name for name, p in trained.items()}
+        derivations = {
+            weight.number: derivation_of(weight.number, recording, ids)
+            for contact in contacts
+            for weight in contact.weights
+            if weight.name is None
+        }
+        return Program({c.key: c for c in contacts}, frozenset(deferred), opaque, derivations)
 
 
 def _exact(x: Tensor) -> bool:
@@ -192,7 +203,7 @@ def _pays(
     contact: Contact, parameters: dict[str, nn.Parameter], uses: Counter[str], views: int
 ) -> bool:
     """Tell whether deferring the gradients of a contact's weight is cheaper."""
-    own = next((name for at, name in contact.weights if at == 1), None)
+    own = next((weight.name for weight in contact.weights if weight.position == 1), None)
     if own is None or uses[own] != 1 or own not in parameters:
         return False
     weight, output = parameters[own], contact.output_shape
@@ -206,16 +217,31 @@ def _pays(
     return False
 
 
-class _Pass(Opening):
-    """The mode under which a model runs: contacts run by their rules."""
+class ContactMode(Opening):
+    """The mode under which a model runs: contacts run by their rules.
+
+    Args:
+        contacts: The model's contacts.
+        leaves: The leaves of the pass.
+        names: Names of the trained parameters by identity.
+        deferred: Keys of contacts whose weight gradients are not materialised.
+
+    Attributes:
+        left: Keys of the contacts that have not occurred yet.
+    """
 
     def __init__(
-        self, program: Program, deferred: frozenset[Key], leaves: Leaves, names: dict[int, str]
+        self,
+        contacts: dict[Key, Contact],
+        leaves: Leaves,
+        names: dict[int, str],
+        deferred: frozenset[Key] = frozenset(),
     ) -> None:
         super().__init__()
-        self._deferred, self._leaves = deferred, leaves
+        self.leaves, self.left = leaves, set(contacts)
+        self._deferred = deferred
         self._names, self._numbers = names, Numbers(names)
-        self._contacts = program.contacts
+        self._contacts = contacts
 
     def forward_ended(self) -> None:
         """Count anew: operators within a checkpoint run again in the backward pass.
@@ -225,21 +251,30 @@ class _Pass(Opening):
         self._numbers = Numbers(self._names)
         self._contacts = {key: c for key, c in self._contacts.items() if key[1]}
 
+    def ruled(self, contact: Contact, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a contact by its rule."""
+        met = Met(contact, self.leaves, contact.key in self._deferred)
+        return RULES[func](met, func, args, kwargs)
+
+    def plain(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator in which no trained parameter meets the batch."""
+        return func(*args, **kwargs)
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        rule = RULES.get(func)
-        if rule is None:
-            return self.opened(func, args, kwargs) if func in OPENED else func(*args, **kwargs)
+        if func not in RULES:
+            opened = func in OPENED
+            return (self.opened if opened else self.plain)(func, args, kwargs)
         given = list(flat(args, kwargs))
         contact = self._contacts.get(self._numbers.key(func, given))
         if contact is None:
-            return func(*args, **kwargs)
+            return self.plain(func, args, kwargs)
         if not self._fits(contact, given):
             raise NotPerOperator("the model calls operators otherwise than it did at first")
-        met = Met(contact, self._leaves, contact.key in self._deferred)
-        return rule(met, func, args, kwargs)
+        self.left.discard(contact.key)
+        return self.ruled(contact, func, args, kwargs)
 
     def _fits(self, contact: Contact, given: list[Any]) -> bool:
         """Tell whether the rows of a call lie where its contact had them."""
@@ -249,6 +284,6 @@ class _Pass(Opening):
         return (
             isinstance(rows, Tensor)
             and rows.dim() == len(contact.input_shape)
-            and rows.shape[contact.place.dim] == self._leaves.rows * contact.place.each
-            and all(at < len(given) for at, _ in contact.weights)
+            and rows.shape[contact.place.dim] == self.leaves.rows * contact.place.each
+            and all(weight.position < len(given) for weight in contact.weights)
         )

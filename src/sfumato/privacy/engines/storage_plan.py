@@ -33,10 +33,10 @@ SHARE = 2 / 3
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution as the planner sees it.
+    """A convolution as the planner sees it, or a product of a matrix and several vectors.
 
     Attributes:
-        name: The layer's name.
+        name: Name of the module that owns the filters or the matrix.
         at: Its geometry, and the views.
         channels: Input channels; `filters` are the output channels, `positions` the spatial
             positions of an output.
@@ -139,42 +139,6 @@ def room(model: nn.Module, row: Tensor, rows: int) -> int:
     return int(SHARE * _NARROW_BYTES * (kept(2) - kept(1)) * rows)
 
 
-def geometry_of(layer: nn.Conv2d, views: int) -> Geometry | None:
-    """A convolution's geometry, or None where it has groups or pads otherwise than with zeros.
-
-    Args:
-        layer: The convolution.
-        views: Rows per example.
-    """
-    before_after: list[int] = layer._reversed_padding_repeated_twice
-    zeros = layer.padding_mode == "zeros" and before_after[::2] == before_after[1::2]
-    if not zeros or layer.groups > 1:
-        return None
-    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    return Geometry((kh, kw), (sh, sw), (before_after[2], before_after[0]), (dh, dw), views)
-
-
 def by_outputs(inputs: int, outputs: int, views: int) -> bool:
     """Tell whether storing a linear layer's output gradients is cheaper than its weight's."""
     return inputs * outputs >= 16 * views * (inputs + outputs)
-
-
-@torch.no_grad()
-def outputs_of(model: nn.Module, row: Tensor) -> dict[nn.Module, list[torch.Size]]:
-    """Output shapes of each convolution and linear layer for one row, one shape per call.
-
-    The layers come in the order of their first calls. The values of the row are not used.
-    """
-    found: dict[nn.Module, list[torch.Size]] = {}
-
-    def note(module: nn.Module, inputs: object, output: Tensor) -> None:
-        found.setdefault(module, []).append(output.shape)
-
-    kinds = (nn.Conv2d, nn.Linear)
-    hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, kinds)]
-    try:
-        model(torch.zeros_like(row))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found

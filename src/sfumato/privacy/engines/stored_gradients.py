@@ -21,7 +21,7 @@ from sfumato.nn.reparametrisation import FilterStandardisation
 from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.numerics.rescaling import rescaled
 
-Pullback = Callable[[Tensor], tuple[Tensor, ...]]
+Pullback = Callable[..., tuple[Tensor, ...]]
 
 
 class Slot(Protocol):
@@ -29,8 +29,11 @@ class Slot(Protocol):
 
     names: tuple[str, ...]
     """The parameters behind it."""
-    value: Tensor
-    """The tensor's value in the precision of the pass, at a fixed address."""
+
+    @property
+    def value(self) -> Tensor:
+        """The tensor's value in the precision of the pass, at a fixed address."""
+        ...
 
     @property
     def needs_input(self) -> bool:
@@ -72,20 +75,17 @@ def at_least_float32(t: Tensor) -> Tensor:
 
 @dataclass
 class Whole:
-    """Slot that stores the gradient of every example.
+    """Slot of a parameter that stores the gradient of every example.
 
     Attributes:
-        leaf: Receives the gradients; an expanded view of `value` (through which small tensors are
-            read) or of a zero.
-        pullback: From gradients of the leaf's tensor to gradients of the parameters; None if they
-            are the same.
+        leaf: Receives the gradients; an expanded view of `value`, through which small tensors are
+            read.
     """
 
     names: tuple[str, ...]
     read: Callable[[], Tensor]
     value: Tensor
     leaf: Tensor
-    pullback: Pullback | None
 
     @property
     def needs_input(self) -> bool:
@@ -101,23 +101,66 @@ class Whole:
         self.value.copy_(self.read())
 
     def squared(self, found: list[Tensor], x: Tensor | None) -> list[Tensor]:
-        """Squared norms of each example's gradient after the pullback."""
+        """Squared norms of each example's gradient."""
         wide = at_least_float32(found[0])
-        back = (wide,) if self.pullback is None else self.pullback(wide)
-        return [part.square().sum(tuple(range(1, part.dim()))) for part in back]
+        return [wide.square().sum(tuple(range(1, wide.dim())))]
 
     def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
-        """Weighted sums, summed first and pulled back once."""
-        sums = [definitions.row_sum(found[0], own) for own in weights.unbind(1)]
-        return _pulled(self.pullback, sums, len(self.names))
+        """The weighted sum."""
+        return [definitions.row_sum(found[0], weights[:, 0])]
 
 
-def _pulled(pullback: Pullback | None, sums: list[Tensor], count: int) -> list[Tensor]:
-    """Each parameter's part of the pullback of its own sum; a single sum serves all."""
-    if pullback is None:
-        return sums
-    parts = [pullback(total.unsqueeze(0)) for total in sums]
-    return [parts[k if len(parts) > 1 else 0][k].squeeze(0) for k in range(count)]
+@dataclass
+class Derived:
+    """Slot of weights that are computed from parameters: it stores the gradients of the weights.
+
+    Attributes:
+        reads: The weights' current values.
+        values: The same in the precision of the pass, at fixed addresses.
+        tied: The leaves, which receive the gradients.
+        pullback: From gradients of the leaves' tensors to gradients of the parameters.
+        expand: From a leaf to the tensor that the weight is, where these differ.
+    """
+
+    names: tuple[str, ...]
+    reads: Callable[[], Sequence[Tensor]]
+    values: Sequence[Tensor]
+    tied: list[Tensor]
+    pullback: Pullback
+    expand: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def value(self) -> Tensor:
+        """The first of the weights."""
+        return self.values[0]
+
+    @property
+    def needs_input(self) -> bool:
+        """False: the input is not needed."""
+        return False
+
+    def leaves(self) -> list[Tensor]:
+        """One leaf per weight."""
+        return self.tied
+
+    def refresh(self) -> None:
+        """Copy the weights' current values."""
+        for value, now in zip(self.values, self.reads(), strict=True):
+            value.copy_(now)
+
+    def squared(self, found: list[Tensor], x: Tensor | None) -> list[Tensor]:
+        """Squared norms of each example's gradient after the pullback."""
+        parts = self.pullback(*(at_least_float32(t) for t in found))
+        return [part.square().sum(tuple(range(1, part.dim()))) for part in parts]
+
+    def summed(self, found: list[Tensor], x: Tensor | None, weights: Tensor) -> list[Tensor]:
+        """Weighted sums, summed first and pulled back once for each column of weights."""
+        parts = [
+            self.pullback(*(definitions.row_sum(t, own).unsqueeze(0) for t in found))
+            for own in weights.unbind(1)
+        ]
+        count = len(self.names)
+        return [parts[k if len(parts) > 1 else 0][k].squeeze(0) for k in range(count)]
 
 
 class Together:
@@ -141,7 +184,7 @@ class Together:
     def takes(cls, slot: Slot) -> TypeGuard[Whole]:
         """Tell whether a slot belongs to this group."""
         small = slot.value.numel() <= cls.MOST
-        return isinstance(slot, Whole) and slot.pullback is None and small
+        return isinstance(slot, Whole) and small
 
     def rows(self, found: Sequence[Tensor]) -> Tensor:
         """The gradients of all leaves, `(examples, numbers)`."""
@@ -220,7 +263,9 @@ class Matrix:
 
 @dataclass
 class Filters:
-    """Slot that stores of a convolution's filter gradients what the planner chose.
+    """Slot that stores of the gradients of filters, or of a matrix, what the planner chose.
+
+    A matrix that multiplies several vectors of each example is a filter of one position.
 
     With *ghost* norms the filters are those without the gain, which has a slot of its own, and the
     norm is an upper bound: the norm before the component along the filter is removed.
@@ -230,6 +275,7 @@ class Filters:
         geometry: The convolution's geometry.
         step: The parametrisation of the filters, or None for plain ones.
         raw: The raw weight of that parametrisation.
+        gain: The slot of the gain that standardised filters leave out under ghost norms.
         centred: The centred raw filters at a fixed address, `(out, kh, kw, in)`, in float32.
         directions: The same in the precision of the pass.
         factors: Factors of the parametrisation's derivative, at a fixed address; see
@@ -245,6 +291,7 @@ class Filters:
     output_shape: tuple[int, ...]
     step: FilterStandardisation | None
     raw: Tensor | None
+    gain: Whole | None = field(init=False, default=None)
     centred: Tensor | None = field(init=False, default=None)
     directions: Tensor | None = field(init=False, default=None)
     factors: Tensor | None = field(init=False, default=None)
@@ -319,8 +366,15 @@ class Filters:
             back = (total,)
             if self.step is not None:
                 back = torch.ops.sfumato.filter_pullback(total, self.centred, self.factors)
-            parts.append((back[0].permute(0, 3, 1, 2), *back[1:]))
+            filters = back[0].permute(0, 3, 1, 2)
+            parts.append((filters.reshape(self.value.shape), *back[1:]))
         return [parts[k if len(parts) > 1 else 0][k] for k in range(len(self.names))]
+
+    def images(self, t: Tensor) -> Tensor:
+        """Vectors `(examples * positions, channels)` as images in channels_last, images as such."""
+        if t.dim() != 2:
+            return t
+        return t.view(self.examples, -1, 1, t.shape[1]).permute(0, 3, 1, 2)
 
     def _total(self, kept: Tensor, x: Tensor | None, weights: Tensor) -> Tensor:
         """The weighted sum of the gradients of the filters, `(out, kh, kw, in)`."""
@@ -328,6 +382,9 @@ class Filters:
         if self.storage == "materialise":
             total = torch.ops.sfumato.row_sum(kept, weights)
             return total[..., : self.value.shape[1]]
-        at = self.geometry
-        total = torch.ops.sfumato.weighted_sum(x, kept, weights.contiguous(), at.numbers, at.views)
+        assert x is not None
+        at, own = self.geometry, weights.contiguous()
+        total = torch.ops.sfumato.weighted_sum(
+            self.images(x), self.images(kept), own, at.numbers, at.views
+        )
         return total

@@ -1,0 +1,36 @@
+"""Compilation of a function of tensors by tracing it, without reading its Python code.
+
+The function runs once on tensors without data, and PyTorch's dispatcher records the operators of
+its forward and its backward pass. Any Python code will do that does not branch on the data: modes,
+hooks, closures and identities of tensors are as in the eager pass. `torch.compile` would read the
+code of the model and of our rules instead, and refuses much that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+from torch._inductor.compile_fx import compile_fx
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+class _Module(nn.Module):
+    """A function as a module, which the compiler takes."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self._function(*tensors)
+
+
+def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
+    """The function compiled for inputs like these, with its backward pass.
+
+    Tensors that the function reads otherwise than through its arguments are constants.
+    """
+    found: Function = compile_fx(_Module(function), list(inputs))  # type: ignore[assignment, arg-type]
+    return found
