@@ -125,7 +125,8 @@ def test_a_long_narrow_image_is_not_scaled_up(tmp_path: Path) -> None:
 
 def test_memory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     code = (
-        "import sys; from sfumato import cli; from sfumato.io import new_file\n"
+        f"import sys; sys.path[:] = {sys.path}\n"
+        "from sfumato import cli; from sfumato.io import new_file\n"
         "def fail(*_, **__): bytearray(1 << 62)\n"
         "new_file.check = fail; sys.argv = ['sfumato', 'report', '.']; cli.main()"
     )

@@ -18,6 +18,8 @@ import time
 import traceback
 from pathlib import Path
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no GPU can be used in a forked process
+
 import torch._dynamo  # the optimizers import it
 
 from sfumato.recipe import from_dict

@@ -54,6 +54,18 @@ def test_a_fault_in_one_memory_format_is_found(dtype: torch.dtype) -> None:
     assert found > 0.1
 
 
+class _Narrow(nn.Module):
+    """A layer that is wrong in channels_last in single precision alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        faulty: Tensor = _Faulty.apply(x)
+        return faulty if x.dtype == torch.float32 else x
+
+
+def test_a_fault_of_one_precision_is_found() -> None:
+    assert memory_format.difference(_network(_Narrow()), LIKE) > 0.1
+
+
 def test_a_fault_behind_zeros_is_found() -> None:
     model = _network(_Layer(), nn.Tanh())
     nn.init.zeros_(model[-1].weight)  # type: ignore[arg-type,index]
