@@ -62,6 +62,12 @@ def padded(channels: int) -> int:
     return -(-channels // 8) * 8 if channels > 16 else channels
 
 
+def grouped_gradients(x: Tensor, d: Tensor, at: Geometry, groups: int) -> Tensor:
+    """`(examples, out, kh, kw, in / groups)` gradients of a convolution with groups."""
+    parts = zip(x.chunk(groups, 1), d.chunk(groups, 1), strict=True)
+    return torch.cat([conv_gradients(own, back, at) for own, back in parts], 1).to(x.dtype)
+
+
 def conv_gradients(x: Tensor, d: Tensor, at: Geometry) -> Tensor:
     """`(examples, out, kh, kw, in)` gradients, accumulated in float32 at least."""
     wide = torch.promote_types(x.dtype, torch.float32)

@@ -62,6 +62,30 @@ def _(
     return grads, x.new_empty((examples, _count(direction), out), dtype=wide)
 
 
+@torch.library.custom_op("sfumato::grouped_gradients", mutates_args=(), tags=_EXACT)
+def grouped_gradients(x: Tensor, d: Tensor, geometry: list[int], groups: int, views: int) -> Tensor:
+    """Per-example filter gradients of a convolution with groups.
+
+    Args:
+        x: Inputs `(rows, in, H, W)`.
+        d: Gradients of the outputs `(rows, out, H', W')`.
+        geometry: As `Geometry.numbers`.
+        groups: Channel groups.
+        views: Rows per example.
+
+    Returns:
+        `(examples, out, kh, kw, in / groups)` in the precision of `x`.
+    """
+    return definitions.grouped_gradients(x, d, Geometry.of(geometry, views), groups)
+
+
+@grouped_gradients.register_fake
+def _(x: Tensor, d: Tensor, geometry: list[int], groups: int, views: int) -> Tensor:
+    compile_ahead(_grouped_on_cuda, x.device, x, d, geometry, groups, views)
+    examples, each = x.shape[0] // views, x.shape[1] // groups
+    return x.new_empty((examples, d.shape[1], geometry[0], geometry[1], each))
+
+
 @torch.library.custom_op("sfumato::weighted_sum", mutates_args=(), tags=_EXACT)
 def weighted_sum(x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], views: int) -> Tensor:
     """Sum over examples of weight times filter gradient, `(out, kh, kw, in)`."""
@@ -144,6 +168,13 @@ def _gradients_on_cuda(
     from sfumato.kernels import conv
 
     return conv.conv_gradients(x, d, direction, Geometry.of(geometry, views), keep=keep)
+
+
+@grouped_gradients.register_kernel("cuda")
+def _grouped_on_cuda(x: Tensor, d: Tensor, geometry: list[int], groups: int, views: int) -> Tensor:
+    from sfumato.kernels import grouped
+
+    return grouped.grouped_gradients(x, d, Geometry.of(geometry, views), groups)
 
 
 @weighted_sum.register_kernel("cuda")

@@ -45,6 +45,10 @@ def conv_weight_gradients(
             0
         ]
         return grads[..., : x.shape[1]].permute(0, 1, 4, 2, 3)
+    if kernels.AVAILABLE and x.is_cuda and groups > 1 and x.dtype != torch.float64:
+        numbers = Geometry(kernel, stride, padding, dilation, views).numbers
+        found: Tensor = torch.ops.sfumato.grouped_gradients(x, d, numbers, groups, views)
+        return found.permute(0, 1, 4, 2, 3)
     if 1 < groups == x.shape[1] and x.device.type == "cpu" and x.dtype == torch.float32:
         return _by_channels(x, d, kernel, stride, padding, dilation, views)
     if groups == 1 and stride == (1, 1) and x.shape[1] >= 16 and kernel != (1, 1):
