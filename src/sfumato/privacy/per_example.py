@@ -18,6 +18,7 @@ from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
 from sfumato.privacy.checks.refusals import refuse_loss, refuse_mixing_layers, refuse_parameters
 from sfumato.privacy.engines.compiled import Compiled, Fused
 from sfumato.privacy.engines.engine import Engine
+from sfumato.privacy.engines.keyed_draws import RowSeeds
 from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.objective import Loss, Objective, cross_entropy
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
@@ -123,8 +124,15 @@ class PerExample:
         self.proof = prove_isolation(self.model, self.loss, x, y)
         return self.proof
 
-    def __call__(self, x: Tensor, y: Tensor) -> PerExampleGradients:
-        """Per-example gradients for `len(y)` examples of `views` rows each."""
+    def __call__(self, x: Tensor, y: Tensor, seeds: RowSeeds | None = None) -> PerExampleGradients:
+        """Per-example gradients for `len(y)` examples of `views` rows each.
+
+        Args:
+            x: `(examples * views, ...)` inputs.
+            y: `(examples,)` targets.
+            seeds: Seeds of the random numbers that the model draws for these rows; PyTorch's own
+                generators if None.
+        """
         _check_inputs(x, y, self.views)
         parameters = self.trainable
         examples = y.shape[0]
@@ -138,7 +146,7 @@ class PerExample:
         if size > examples:
             x, y = _padded(x, y, size, self.views)
         before = [(p._version, p.data_ptr()) for p in parameters.values()]
-        found = self._pass(x, y, tuple(parameters))
+        found = self._pass(x, y, tuple(parameters), seeds)
         for (name, p), own in zip(parameters.items(), before, strict=True):
             if (p._version, p.data_ptr()) != own:
                 raise UserError(
@@ -168,12 +176,19 @@ class PerExample:
             return self.precision
         return compiled_precision(x.device) if x.dtype == torch.float32 else None
 
-    def _pass(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> Gradients | Fused:
+    def _pass(
+        self, x: Tensor, y: Tensor, names: tuple[str, ...], seeds: RowSeeds | None
+    ) -> Gradients | Fused:
         assert self.engine is not None
         compiled = self._compiled_for(self.engine, x, y, names)
+        keys = None
+        if seeds is not None and (compiled is None or compiled.random):
+            keys = seeds.keys(len(x), x.device)
         if compiled is not None:
-            return compiled.gradients(x, y)
+            return compiled.gradients(x, y, keys)
         try:
+            if isinstance(self.engine, Operators):
+                return self.engine.gradients(x, y, keys)
             return self.engine.gradients(x, y)
         except NotPerOperator:
             # The checks did not see what these very inputs make the model do.

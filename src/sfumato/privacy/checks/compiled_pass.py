@@ -13,10 +13,11 @@ from sfumato.privacy.checks.isolation import LOOSE, without
 from sfumato.privacy.checks.model_under_test import Draws, is_random, without_zeros
 from sfumato.privacy.engines.compiled import Compiled, Fused, NotCompiled
 from sfumato.privacy.engines.cuda_graphs import SETTLED
+from sfumato.privacy.engines.keyed_draws import RowSeeds
 from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.numerics.distance import distance
-from sfumato.privacy.numerics.model_state import undisturbed
+from sfumato.privacy.numerics.model_state import PROBE_SEED, undisturbed
 from sfumato.privacy.numerics.precision import any_algorithm
 
 _TOO_MUCH = 1 + 1e-4
@@ -35,16 +36,15 @@ def compiled_pass(
     in float32 up to rounding, in a narrower precision up to the error of autocast. An example's
     contribution must not exceed its norm. An example that turns into NaN must not move the norm or
     the loss of any other. Parameters that are zero have other values meanwhile: they would hide
-    everything behind them.
+    everything behind them. A model that draws random numbers draws the same in both.
     """
     objective = operators.objective
     try:
         with undisturbed(objective.model), without_zeros(objective.model):
             with any_algorithm():
-                compiled = Compiled(objective, x, y.shape[0], precision)
                 draws = Draws.for_objective(objective, x, y)
-                if is_random(objective.model, draws.x(3)):
-                    raise NotCompiled("the model draws random numbers")
+                random = is_random(objective.model, draws.x(3))
+                compiled = Compiled(objective, x, y.shape[0], precision, random=random)
             _compare(compiled, operators, draws.x(x.shape[0]), draws.y(y.shape[0]), precision)
         compiled.forget()  # The zeros are restored.
         if x.is_cuda:
@@ -71,18 +71,19 @@ def _compare(
     few, views = min(4, y.shape[0]), operators.objective.views
     picks = sorted({*range(few), *range(y.shape[0] - few, y.shape[0])})
     rows = [i * views + view for i in picks for view in range(views)]
+    keys = RowSeeds(PROBE_SEED).keys(len(x), x.device)
     for _ in range(SETTLED if x.is_cuda else 1):
-        ours = compiled.gradients(x, y)
+        ours = compiled.gradients(x, y, keys)
         norms, losses = ours.squared_norms().clone(), ours.losses.clone()
         _sum_of(picks, ours)
     _check_lengths(ours, norms, picks)
     with any_algorithm():
-        reference = operators.gradients(x[rows], y[picks])
+        reference = operators.gradients(x[rows], y[picks], keys[rows])
     found = _apart(ours, picks, reference)
     allowed = 2e-2, 1e-1
     if precision != torch.float32:
         with any_algorithm(), torch.autocast(x.device.type, precision):
-            narrow = operators.gradients(x[rows], y[picks])
+            narrow = operators.gradients(x[rows], y[picks], keys[rows])
         usual = _apart(narrow, range(len(picks)), reference)
         # One example alone may differ by much: the gradient of a confident prediction is mostly
         # rounding.
@@ -95,7 +96,7 @@ def _compare(
     middle = y.shape[0] // 2
     changed = x.clone()
     changed[middle * views : (middle + 1) * views] = float("nan")
-    after = compiled.gradients(changed, y)
+    after = compiled.gradients(changed, y, keys)
     others = without(y.shape[0], middle).to(x.device)
     moved = max(
         distance(norms[others], after.squared_norms()[others]),

@@ -23,6 +23,7 @@ from torch._functorch import config as functorch
 from sfumato.privacy.engines import tracing
 from sfumato.privacy.engines.compiled_forward import Forward
 from sfumato.privacy.engines.cuda_graphs import Pool, Replayed
+from sfumato.privacy.engines.keyed_draws import RowSeeds
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.slots import NotCompiled, Slots
 from sfumato.privacy.engines.storage_plan import Storage
@@ -121,9 +122,10 @@ class Compiled:
         x: Inputs like those to come; the first is used for its shape.
         examples: The physical batch size.
         dtype: Precision of the pass; norms and sums are in float32 whatever it is.
-        storage: Store this for all convolutions that can, instead of what the planner chooses.
+        storage: Store this for all weights that can, instead of what the planner chooses.
         memory: Bytes that stored gradients may take. If None, a quarter of what is free, and no
             more than `sfumato.privacy.engines.storage_plan.room` leaves them.
+        random: Whether the model draws random numbers.
 
     Raises:
         NotCompiled: The model has a part that the pass does not know.
@@ -138,8 +140,9 @@ class Compiled:
         *,
         storage: Storage | None = None,
         memory: int | None = None,
+        random: bool = False,
     ) -> None:
-        self.objective, self.dtype = objective, dtype
+        self.objective, self.dtype, self.random = objective, dtype, random
         self.slots = Slots(objective, x, examples, dtype, storage=storage, memory=memory)
         self._order = tuple(objective.trainable)
         self._fresh: tuple[int, ...] = ()
@@ -189,10 +192,20 @@ class Compiled:
         self._model.refresh()
         return ()
 
-    def gradients(self, x: Tensor, y: Tensor) -> Fused:
-        """Per-example gradients of `examples` examples."""
+    def gradients(self, x: Tensor, y: Tensor, keys: Tensor | None = None) -> Fused:
+        """Per-example gradients of `examples` examples.
+
+        Args:
+            x: `(examples * views, ...)` inputs.
+            y: `(examples,)` targets.
+            keys: Keys of the rows' random numbers (see `keyed_draws`), if the model draws any;
+                by PyTorch's own generator if None.
+        """
         self.refresh()
-        losses, outputs, squared = self._pass(self._arranged(x.to(self.dtype)), y)
+        if self.random and keys is None:
+            keys = RowSeeds(int(torch.randint(2**62, ()))).keys(len(x), x.device)
+        given = [keys] if self.random and keys is not None else []
+        losses, outputs, squared = self._pass(self._arranged(x.to(self.dtype)), y, *given)
         self._batch += 1
         sums = partial(self._weighted, self._batch, self._found)
         return Fused(self._order, losses, outputs, squared, sums)
@@ -219,9 +232,9 @@ class Compiled:
             )
         return list(self._sum[columns](weights))
 
-    def _run(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    def _run(self, x: Tensor, y: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
         """Forward pass, backward pass and norms; the gradients for the sum stay in `_found`."""
-        given = x, y, *self._tensors
+        given = x, y, *keys, *self._tensors
         with torch.enable_grad(), _compiler():
             if self._forward is None:
                 self._forward = tracing.compiled(self._losses, given)
@@ -234,7 +247,8 @@ class Compiled:
 
     def _losses(self, x: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         views = self.objective.views
-        outputs, inputs = self._model.run(x, tensors)
+        keys = tensors[0] if self.random else None
+        outputs, inputs = self._model.run(x, keys, tensors[1:] if self.random else tensors)
         outputs = at_least_float32(outputs)
         targets = y.repeat_interleave(views, 0) if views > 1 else y
         losses = self.objective.loss(outputs, targets).view(-1, views).mean(1)

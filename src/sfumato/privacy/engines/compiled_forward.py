@@ -18,6 +18,7 @@ from sfumato.privacy.engines import compiled_rules
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
 from sfumato.privacy.engines.contacts import Contact, flat
 from sfumato.privacy.engines.convolution_rules import CONVOLUTION
+from sfumato.privacy.engines.keyed_draws import KeyedDraws
 from sfumato.privacy.engines.leaves import Leaves
 from sfumato.privacy.engines.operator_rules import RULES
 from sfumato.privacy.engines.operators import ContactMode
@@ -66,18 +67,21 @@ class Forward:
         for tensor, copy in self._others:
             copy.copy_(tensor)
 
-    def run(self, x: Tensor, given: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        self, x: Tensor, keys: Tensor | None, given: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Outputs, and the inputs that slots need, in the order of `with_input`.
 
         Args:
             x: Inputs.
+            keys: The rows' keys for random numbers, if the model draws any.
             given: The tensors in whose place `tensors` stand while the pass is traced.
         """
         model, program = self.slots.objective.model, self.slots.program
         now = dict(zip(map(id, self.tensors()), given, strict=True))
         swaps = {key: now[id(copy)] for key, (_, copy) in self._copies.items()}
         names = {id(t): self._names[key] for key, t in swaps.items() if key in self._names}
-        leaves = SlotLeaves(self.slots, now, names)
+        leaves = SlotLeaves(self.slots, now, names, None if keys is None else KeyedDraws(keys))
         taps = {module: by_vmap(name, module, leaves) for name, module in program.opaque.items()}
         mode = _CompiledMode(program.contacts, leaves, names)
         with _swapped(model, swaps), tapped(taps), mode:
@@ -122,13 +126,20 @@ class SlotLeaves(Leaves):
         slots: The slots.
         now: The tensors of this trace, by the identity of those at fixed addresses.
         names: The names of the parameters' tensors in this trace, by identity.
+        draws: The random numbers of this trace.
 
     Attributes:
         inputs: The inputs that slots need, by the identity of the slot.
     """
 
-    def __init__(self, slots: Slots, now: dict[int, Tensor], names: dict[int, str]) -> None:
-        super().__init__(slots.examples, slots.objective.views, {})
+    def __init__(
+        self,
+        slots: Slots,
+        now: dict[int, Tensor],
+        names: dict[int, str],
+        draws: KeyedDraws | None = None,
+    ) -> None:
+        super().__init__(slots.examples, slots.objective.views, {}, draws)
         self.inputs: dict[int, Tensor] = {}
         self._slots, self._now, self._names = slots, now, names
         self._met: dict[int, tuple[Slot, int]] = {}
@@ -183,7 +194,7 @@ class _CompiledMode(ContactMode):
             own = named(_GROUP_NORM, args, kwargs)
             given = own["input"], own.get("weight"), own.get("bias"), None, None
             return compiled_rules.group_norm(*given, own["num_groups"], own.get("eps", 1e-5), 1)
-        return func(*args, **kwargs)
+        return super().plain(func, args, kwargs)
 
     def ruled(self, contact: Contact, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a contact by its rule."""

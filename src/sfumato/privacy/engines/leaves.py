@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from sfumato.kernels.definitions import Geometry
+from sfumato.privacy.engines.keyed_draws import KeyedDraws
 from sfumato.privacy.engines.stored_gradients import zeros
 
 
@@ -23,12 +24,19 @@ class Leaves:
     Attributes:
         of_parameter: Leaves by the identity of their parameters.
         of_derived: Tensors that are computed from parameters, each with its leaf.
+        draws: The random numbers of this pass; None for those of PyTorch's own generators.
         deferred: By the identity of a parameter, an operator's input, the leaf that receives the
             gradients of its output, and the geometry.
     """
 
-    def __init__(self, examples: int, views: int, parameters: dict[int, nn.Parameter]) -> None:
-        self.examples, self.views = examples, views
+    def __init__(
+        self,
+        examples: int,
+        views: int,
+        parameters: dict[int, nn.Parameter],
+        draws: KeyedDraws | None = None,
+    ) -> None:
+        self.examples, self.views, self.draws = examples, views, draws
         self.rows = examples * views
         self._parameters = parameters
         self.of_parameter: dict[int, Tensor] = {}

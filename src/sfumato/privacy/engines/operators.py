@@ -33,6 +33,7 @@ from sfumato.privacy.engines.contacts import (
 )
 from sfumato.privacy.engines.derivations import Derivation, derivation_of
 from sfumato.privacy.engines.engine import Engine
+from sfumato.privacy.engines.keyed_draws import DRAWINGS, KeyedDraws
 from sfumato.privacy.engines.leaves import Leaves, NotPerOperator
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.operator_rules import RULES
@@ -126,15 +127,23 @@ class Operators(Engine):
             self._programs[key] = self._found(x)
         return self._programs[key]
 
-    def gradients(self, x: Tensor, y: Tensor) -> Gradients:
+    def gradients(self, x: Tensor, y: Tensor, keys: Tensor | None = None) -> Gradients:
         """Per-example gradients in one pass, operator by operator.
+
+        Args:
+            x: `(examples * views, ...)` inputs.
+            y: `(examples,)` targets.
+            keys: Keys of the rows' random numbers (see `keyed_draws`); PyTorch's own generators if
+                None.
 
         Raises:
             NotPerOperator: The model uses a parameter in a way that the rules cannot follow.
         """
         parameters = self.objective.trainable
         program = self.program(x, tuple(parameters))
-        leaves = Leaves(y.shape[0], self.objective.views, {id(p): p for p in parameters.values()})
+        draws = None if keys is None else KeyedDraws(keys)
+        trained = {id(p): p for p in parameters.values()}
+        leaves = Leaves(y.shape[0], self.objective.views, trained, draws)
         taps = {module: by_vmap(name, module, leaves) for name, module in program.opaque.items()}
         names = {id(p): name for name, p in parameters.items()}
         deferred = program.deferred if _exact(x) else frozenset()
@@ -258,6 +267,11 @@ class ContactMode(Opening):
 
     def plain(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator in which no trained parameter meets the batch."""
+        draws, drawing = self.leaves.draws, DRAWINGS.get(func)
+        if draws is not None and drawing is not None:
+            drawn = drawing(draws, func, args, kwargs)
+            if drawn is not None:
+                return drawn
         return func(*args, **kwargs)
 
     def __torch_function__(

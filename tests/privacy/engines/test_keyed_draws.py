@@ -1,0 +1,134 @@
+"""Random numbers that belong to rows: fair, independent, and the same for any split."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.privacy.engines.compiled import Compiled, Fused
+from sfumato.privacy.engines.keyed_draws import KeyedDraws, RowSeeds
+from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.engines.operators import Operators
+from sfumato.privacy.per_example import PerExample
+from uncompiled import run_without_code
+
+
+@pytest.fixture(autouse=True)
+def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_without_code(monkeypatch)
+
+
+def keys(rows: int, seed: int = 7, first: int = 0) -> Tensor:
+    return RowSeeds(seed, first).keys(rows, torch.device("cpu"))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth as libraries write it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(0.7)
+        return x * kept.div_(0.7)
+
+
+class OldDropPath(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = 0.7 + torch.rand((x.shape[0], 1), dtype=x.dtype, device=x.device)
+        return x / 0.7 * drawn.floor_()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(6, 18)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x.view(-1, 2, 1, 6)).transpose(1, 2).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3).flatten(1)
+
+
+LAYERS = {
+    "dropout": lambda: nn.Dropout(0.4),
+    "in place": lambda: nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.4, inplace=True)),
+    "channels": lambda: nn.Sequential(nn.Unflatten(1, (3, 2, 2)), nn.Dropout2d(0.4), nn.Flatten()),
+    "drop path": DropPath,
+    "old drop path": OldDropPath,
+    "attention": Attention,
+}
+
+
+def network(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(8, 12), nn.Tanh(), LAYERS[kind](), nn.Linear(12, 3)
+    ).double()
+
+
+def test_uniform_numbers_are_fair_and_independent() -> None:
+    drawn = KeyedDraws(keys(400)).uniform((400, 500))
+    assert drawn is not None and float(drawn.min()) >= 0 and float(drawn.max()) < 1
+    assert abs(float(drawn.mean()) - 0.5) < 4 * (1 / 12 / drawn.numel()) ** 0.5
+    counts = torch.histc(drawn, 64, 0, 1)
+    expected = drawn.numel() / 64
+    assert float(((counts - expected) ** 2 / expected).sum()) < 63 + 5 * (2 * 63) ** 0.5
+    centred = drawn - 0.5
+    for shifted in (centred.roll(1, 0), centred.roll(1, 1)):
+        assert abs(float((centred * shifted).mean()) * 12) < 5 / drawn.numel() ** 0.5
+    other = KeyedDraws(keys(400, seed=8)).uniform((400, 500))
+    assert other is not None and abs(float((centred * (other - 0.5)).mean()) * 12) < 0.02
+
+
+def test_calls_differ_and_rows_in_other_places_are_left_alone() -> None:
+    draws = KeyedDraws(keys(4))
+    first, second = draws.uniform((4, 5)), draws.uniform((4, 5))
+    assert first is not None and second is not None and not torch.equal(first, second)
+    assert draws.uniform((3, 4)) is None and draws.uniform(()) is None
+    merged = draws.uniform((8, 2))
+    assert merged is not None and merged.shape == (8, 2)
+
+
+@pytest.mark.parametrize("kind", sorted(LAYERS))
+def test_an_example_has_the_same_numbers_for_any_split(kind: str) -> None:
+    engine = Operators(Objective(network(kind).train(), views=2))
+    x, y = torch.randn(8, 8).double(), torch.tensor([0, 1, 2, 0])
+    whole = engine.gradients(x, y, keys(8))
+    parts = [
+        engine.gradients(x[:2], y[:1], keys(2)),
+        engine.gradients(x[2:], y[1:], keys(6, first=2)),
+    ]
+    torch.testing.assert_close(whole.losses, torch.cat([part.losses for part in parts]))
+    norms = torch.cat([part.squared_norms() for part in parts])
+    torch.testing.assert_close(whole.squared_norms(), norms)
+    other = engine.gradients(x, y, keys(8, seed=9))
+    assert not torch.allclose(whole.losses, other.losses)
+
+
+@pytest.mark.parametrize("kind", sorted(LAYERS))
+def test_the_compiled_pass_draws_the_same_numbers(kind: str) -> None:
+    objective = Objective(network(kind).train(), views=2)
+    x, y = torch.randn(6, 8).double(), torch.tensor([0, 1, 2])
+    passes = Compiled(objective, x, 3, torch.float64, random=True)
+    losses = []
+    for seed in (1, 2):
+        ours = passes.gradients(x, y, keys(6, seed=seed))
+        wanted = Operators(objective).gradients(x, y, keys(6, seed=seed))
+        torch.testing.assert_close(ours.losses, wanted.losses)
+        torch.testing.assert_close(
+            ours.squared_norms(), wanted.squared_norms(), rtol=1e-3, atol=1e-9
+        )
+        losses.append(ours.losses.clone())
+    assert not torch.equal(*losses)
+
+
+def test_a_model_with_dropout_takes_the_compiled_pass() -> None:
+    model = network("dropout").float().train()
+    engine = PerExample(model, precision=torch.float32)
+    x, y = torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])
+    found = engine(x, y, RowSeeds(3))
+    assert isinstance(found, Fused), engine.passed_over
+    again = PerExample(model)(x, y, RowSeeds(3))
+    torch.testing.assert_close(found.losses, again.losses)
+    first = found.losses.clone()
+    assert not torch.equal(first, engine(x, y, RowSeeds(4)).losses)
+    assert not torch.equal(first, engine(x, y).losses)
