@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sfumato import models
 from sfumato.nn.standardise import standardised
@@ -16,6 +17,7 @@ from sfumato.privacy.engines import compiled
 from sfumato.privacy.engines.compiled import Compiled, NotCompiled
 from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.storage_plan import Storage
+from sfumato.privacy.engines.stored_gradients import Derived, Whole
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.per_example import PerExample
 from uncompiled import run_without_code
@@ -132,6 +134,40 @@ def test_parameters_outside_of_layers_are_compiled() -> None:
     encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     words = nn.Sequential(encoder, nn.Flatten(), nn.Linear(40, 3))
     _agree(words, torch.randn(2, 5, 8), storage="norm-only")
+
+
+class _Adapted(nn.Module):
+    """A frozen matrix with an adapter of low rank, and a gain that is reshaped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Parameter(torch.randn(6, 4), requires_grad=False)
+        self.down, self.up = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(6, 2))
+        self.gain, self.slope = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.linear(x, self.frozen + self.up @ self.down) * self.gain.reshape(1, -1)
+        return self.head(y.tanh() * self.slope.abs().reshape(1, -1))
+
+
+class _Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.pairs = nn.Linear(4, 6), nn.Bilinear(6, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = checkpoint(lambda t: self.first(t).tanh(), x, use_reentrant=False)
+        return self.pairs(y, 2 * y)
+
+
+def test_adapters_and_layers_without_a_rule_are_compiled() -> None:
+    torch.manual_seed(0)
+    passes = _agree(_Adapted(), torch.randn(3, 4))
+    kinds = {name: type(slot) for slot in passes.slots.slots for name in slot.names}
+    assert kinds["gain"] is Whole and kinds["slope"] is Derived and kinds["up"] is Derived
+    passes = _agree(_Pairs(), torch.randn(3, 4))
+    assert list(passes.slots.program.opaque) == ["pairs"]
 
 
 def test_frozen_and_unused_parameters_are_compiled() -> None:

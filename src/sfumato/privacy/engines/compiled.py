@@ -301,10 +301,11 @@ class Compiled:
             every = [self._own(slot.names, weights) for slot in self._whole]
             with _compiler():
                 sums.update(self._sums(found.whole, every))
-        for name in self._order:
-            if name not in sums:
-                sums[name] = weights.new_zeros(self.objective.trainable[name].shape)
-        return [sums[name] for name in self._order]
+        shapes = {name: p.shape for name, p in self.objective.trainable.items()}
+        return [
+            sums[name].reshape(shapes[name]) if name in sums else weights.new_zeros(shapes[name])
+            for name in self._order
+        ]
 
     def _own(self, names: tuple[str, ...], weights: Tensor) -> Tensor:
         """The columns of weights for some parameters, or the single column that serves all."""

@@ -122,6 +122,8 @@ class Slots:
             if self._kernels and len(uses) == 1 and contact.function is F.linear:
                 return self._matrix(weight, contact) or self._whole(weight.name)
             return self._whole(weight.name)
+        if self._is_reshaped(weight):
+            return self._whole(weight.parameters[0], weight.shape)
         if (found := parametrisation(self.objective, weight)) is None:
             return None
         raw, step, names = found
@@ -141,10 +143,28 @@ class Slots:
             return Derived(names, read, [value], [leaf], pull, step.expand)
         return Derived(names, read, [value], [self._leaf(value)], partial(_pulled, step, raw))
 
-    def _whole(self, name: str) -> Whole:
+    def _whole(self, name: str, shape: tuple[int, ...] | None = None) -> Whole:
+        """The slot of a parameter, or of a parameter in another shape."""
         parameter = self._parameters[name]
-        value = static(parameter, self.dtype)
-        return Whole((name,), lambda: parameter, value, self._leaf(value))
+
+        def read() -> Tensor:
+            return parameter if shape is None else parameter.reshape(shape)
+
+        value = static(read(), self.dtype)
+        return Whole((name,), read, value, self._leaf(value))
+
+    def _is_reshaped(self, weight: Weight) -> bool:
+        """Tell whether a weight is a parameter in another shape, by trying random numbers."""
+        derivation = self.program.derivations[weight.number]
+        if derivation is None or len(weight.parameters) > 1:
+            return False
+        (name,) = weight.parameters
+        like = self._parameters[name].detach()
+        if like.numel() != torch.Size(weight.shape).numel():
+            return False
+        generator = torch.Generator().manual_seed(1)
+        probe = torch.randn(like.shape, generator=generator).to(like)
+        return torch.equal(derivation(probe).flatten(), probe.flatten())
 
     def _leaf(self, value: Tensor) -> Tensor:
         return value.detach().expand(self.examples, *value.shape).requires_grad_()
