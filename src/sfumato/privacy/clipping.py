@@ -76,6 +76,11 @@ class ClippingRule(ABC):
         """A sum over drawn examples that is to be released with noise, or None."""
         return None
 
+    def observe_nothing(self, parameters: int, device: torch.device) -> Tensor | None:
+        """The observation of an empty draw, for a number of parameters."""
+        none = torch.zeros(0, parameters, dtype=torch.float64, device=device)
+        return self.observe(none, torch.zeros(0, dtype=torch.bool, device=device))
+
     @property
     def observation_noise(self) -> float:
         """Standard deviation of the noise on the sum that `observe` returns."""

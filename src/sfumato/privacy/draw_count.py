@@ -58,24 +58,29 @@ class DrawCount:
             known = weights.device.type == "cpu"
             more = int((weights > 0).sum()) if known else 0
         total = self.examples + more
-        _check(total, sampler)
+        check_count(total, sampler)
         return DrawCount(sampler, total, self.complete and known, seen)
 
-    def check(self, sampler: PoissonSampler, statistics: BatchStatistics) -> None:
+    def check(self, sampler: PoissonSampler, statistics: BatchStatistics) -> int:
         """Refuse a release of too many examples.
 
         Args:
             sampler: The sampler of the release.
             statistics: The statistics of the step, which are read only if the count is not
                 complete.
+
+        Returns:
+            The number of examples.
         """
         if self.sampler is not None and self.sampler != sampler:
             raise RuntimeError("the sampler was changed between accumulate and release")
-        if not self.complete:
-            _check(statistics.examples, sampler)
+        examples = self.examples if self.complete else statistics.examples
+        check_count(examples, sampler)
+        return examples
 
 
-def _check(examples: int, sampler: PoissonSampler) -> None:
+def check_count(examples: int, sampler: PoissonSampler) -> None:
+    """Refuse more examples than the sampler has."""
     if examples > sampler.examples:
         raise UserError(
             f"{examples} examples were accumulated for one release, and the sampler has "

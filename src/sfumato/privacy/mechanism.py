@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from sfumato.distributed.ranks import sharing_errors
 from sfumato.errors import UserError
 from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
@@ -27,6 +28,7 @@ from sfumato.privacy.loader import poisson_loader
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.numerics.totals import Totals
+from sfumato.privacy.over_ranks import Release
 from sfumato.privacy.per_example import Loss, PerExample, cross_entropy
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
@@ -47,9 +49,9 @@ class PrivateGradients:
         views: Rows per example, averaged before clipping.
         check: Check the model against the slow reference before the first batch, and now and then
             on real examples (`sfumato.privacy.checks.spot_check`).
-        randomness: Source of the noise: a new key from the operating system if None. A key serves
-            one mechanism: two would have the same noise. With `Randomness.from_seed` releases can
-            be repeated, and are not private.
+        randomness: Source of the noise: a new key from the operating system if None, which all
+            ranks share. A key serves one mechanism: two would have the same noise. With
+            `Randomness.from_seed` releases can be repeated, and are not private.
         precision: Precision of the compiled pass. `auto` is bfloat16 on a GPU that computes in it,
             for a model in float32; None computes as the model does, and compiles nothing.
 
@@ -60,7 +62,8 @@ class PrivateGradients:
     for an example has at most the rule's sensitivity, in floating point too; one whose gradient is
     not finite adds nothing. Physical batches are added up in float64, so that an example cannot
     change how the sum of the others is rounded by more than the clipping rules' head-room. Noise
-    comes from a cipher, never from PyTorch's generators, and no two releases have the same.
+    comes from a cipher, never from PyTorch's generators, and no two releases have the same. In a
+    process group all ranks release together: the sums of their examples, with one noise.
     """
 
     _rule: ClippingRule
@@ -86,7 +89,7 @@ class PrivateGradients:
                 "or no noise for a run without privacy."
             )
         self.sampler, self.noise = sampler, noise
-        self.randomness = Randomness.fresh() if randomness is None else randomness
+        self.randomness = Randomness.shared() if randomness is None else randomness
         self._noises = 0
         self.per_example = PerExample(
             model, loss=loss, views=views, check=check, precision=precision
@@ -189,10 +192,7 @@ class PrivateGradients:
         return account(self.history, delta=delta, accountant=accountant)
 
     def statement(self, *, delta: float, data: str) -> str:
-        """The privacy statement of what has been released so far, as Markdown.
-
-        Args and errors are those of `guarantee`, which it renders.
-        """
+        """The privacy statement of `guarantee`, which has the same arguments, as Markdown."""
         return chapters.statement(self.guarantee(delta=delta, data=data))
 
     def guarantee(self, *, delta: float, data: str) -> Guarantee:
@@ -237,13 +237,14 @@ class PrivateGradients:
         self._add(self._gradients(x, y), y, own)
         self._draw = draw
 
+    @sharing_errors()
     def backward(
         self, x: Tensor, y: Tensor, *, physical_batch: int | None = None
     ) -> BatchStatistics:
         """Put the noisy mean gradient of one whole draw into `.grad`, as `loss.backward()` would.
 
         Args:
-            x: `(examples * views, ...)` inputs of one draw of the sampler, possibly none.
+            x: `(examples * views, ...)` inputs of one draw, or of a rank's share; possibly none.
             y: `(examples,)` targets.
             physical_batch: Most examples to process at once; all if None.
 
@@ -318,10 +319,9 @@ class PrivateGradients:
         totals = Totals(parameters) if self._sums is None else self._sums
         totals.add(gradients.names, sums)
         self._sums, self._summed_with = totals, (rule, rule.sensitivity)
-        self._statistics = statistics
-        if observed is not None:
-            self._observed = observed
+        self._statistics, self._observed = statistics, observed
 
+    @sharing_errors()
     def release(self, *, before: Callable[[Step], None] | None = None) -> BatchStatistics:
         """Put the noisy mean gradient into `.grad` and start a new sum.
 
@@ -338,17 +338,23 @@ class PrivateGradients:
         sums = Totals(parameters) if self._sums is None else self._sums
         if not sums.fits(parameters):
             raise RuntimeError(_CHANGED)
-        self._draw.check(self.sampler, self._statistics)
+        examples = self._draw.check(self.sampler, self._statistics)
         event, rule = self.step_event, self._same_rule(parameters)
         noise = GaussianNoise(rule.gradient_noise(event.noise_multiplier))
+        # The number of a release never comes again, even if the history is set back.
+        number = max(self._noises, self.released) + 1
+        observed, statistics = self._observed, self._statistics
+        if observed is None:
+            observed = rule.observe_nothing(len(parameters), sums.home)
+        release = Release(number, event, rule, parameters, self.randomness, self.sampler)
         try:
             if before is not None:
                 before(event)
+            observed, statistics = release.add_over_ranks(sums, observed, statistics, examples)
         except BaseException:
             self.discard()
             raise
-        # The number of a release never comes again, even if the history is set back.
-        self._noises = max(self._noises, self.released) + 1
+        self._noises = number
         self._history = list(merge([*self._history, event]))
         means = sums.noisy_means(
             parameters,
@@ -361,8 +367,7 @@ class PrivateGradients:
             parameter.grad = means[name]
         for parameter in others:
             parameter.grad = None
-        self._rule = self._adapted(rule, len(parameters))
-        statistics = self._statistics
+        self._rule = self._adapted(rule, observed)
         self.discard()
         return statistics
 
@@ -386,15 +391,10 @@ class PrivateGradients:
             raise RuntimeError("the clipping rule was changed between accumulate and release")
         return rule
 
-    def _adapted(self, rule: ClippingRule, columns: int) -> ClippingRule:
+    def _adapted(self, rule: ClippingRule, observed: Tensor | None) -> ClippingRule:
         """The rule after this release, from what it observed and noise of its own."""
-        observed = self._observed
-        if observed is None:
-            none = torch.zeros(0, columns, dtype=torch.float64)
-            observed = rule.observe(none, torch.zeros(0, dtype=torch.bool))
         if observed is None:
             return rule
-        noise = GaussianNoise(rule.observation_noise)
-        stream = self.randomness.stream(self._noises, "counts")
-        noisy = noise.add(observed, sensitivity=1.0, stream=stream)
+        stream, deviation = self.randomness.stream(self._noises, "counts"), rule.observation_noise
+        noisy = GaussianNoise(deviation).add(observed, sensitivity=1.0, stream=stream)
         return rule.after(noisy, self.sampler.batch)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfumato.distributed.ranks import Ranks
 from sfumato.errors import UserError
 from sfumato.privacy.numerics.randomness import Keystream, Randomness
 
@@ -37,7 +38,7 @@ class PoissonSampler:
     Guarantee: The draw is a product of independent Bernoulli trials with probability `rate`, exact
     to 2^-64, from a key stream that nobody can predict. Nothing is truncated, shuffled or topped
     up, and an empty draw is an ordinary one; this is what the accountants' Poisson-subsampled
-    events assume.
+    events assume. In a process group all ranks draw the same examples and share them out.
     """
 
     examples: int
@@ -60,16 +61,30 @@ class PoissonSampler:
     def draw(self, stream: Keystream | None = None) -> Tensor:
         """Indices of one step's examples, in increasing order and on the CPU; possibly none.
 
+        In a process group they are those of this rank: each example drawn is on one rank. All ranks
+        call this together.
+
         Args:
             stream: Source of the randomness; a new key from the operating system if None.
+
+        Raises:
+            UserError: The stream can be predicted, or ranks have different ones.
         """
+        ranks = Ranks.current()
         if stream is None:
-            stream = Randomness.fresh().stream(0, "sample")
+            stream = Randomness.shared().stream(0, "sample")
         elif not isinstance(stream, Keystream):
             raise UserError(
                 f"Examples are drawn from a key stream, such as Randomness.fresh().stream(step, "
                 f"'sample'), not from a {type(stream).__name__}, whose numbers can be foretold."
             )
+        elif ranks.size > 1:
+            ranks.agree({"key stream to draw from": stream.fingerprint})
+        whole = self.whole_draw(stream)
+        return whole if ranks.size == 1 else whole[ranks.share(len(whole))]
+
+    def whole_draw(self, stream: Keystream) -> Tensor:
+        """Indices of one step's examples on all ranks together."""
         return stream.trials(self.examples, self.rate).nonzero().squeeze(1)
 
     def batches(self, steps: int, randomness: Randomness | None = None) -> PoissonBatches:
@@ -83,7 +98,7 @@ class PoissonSampler:
 
 
 class PoissonBatches:
-    """The draws of a number of steps; each iteration draws anew.
+    """The draws of a number of steps, or this rank's shares of them; each iteration draws anew.
 
     Args:
         sampler: The sampler.
@@ -110,7 +125,7 @@ class PoissonBatches:
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(self.steps):
             self._drawn += 1
-            key = Randomness.fresh() if self._randomness is None else self._randomness
+            key = Randomness.shared() if self._randomness is None else self._randomness
             yield self.sampler.draw(key.stream(self._drawn, "sample")).tolist()
 
 

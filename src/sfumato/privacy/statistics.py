@@ -64,6 +64,11 @@ class BatchStatistics:
             )
         )
 
+    @property
+    def numbers(self) -> Tensor:
+        """The numbers as they are summed, not yet read."""
+        return torch.zeros(5, dtype=torch.float64) if self._numbers is None else self._numbers
+
     def __add__(self, other: BatchStatistics) -> BatchStatistics:
         mine, theirs = self._numbers, other._numbers
         if mine is None or theirs is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sfumato.distributed.ranks import Ranks
 from sfumato.errors import UserError
 from sfumato.kernels import chacha20
 
@@ -31,6 +32,11 @@ class Keystream:
         if len(key) != chacha20.KEY_BYTES:
             raise ValueError(f"a key stream needs {chacha20.KEY_BYTES} bytes, not {len(key)}")
         self._key, self._block = key, 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Text that is equal for equal streams and says nothing about their numbers."""
+        return hashlib.shake_256(self._key + f"|{self._block}|fingerprint".encode()).hexdigest(8)
 
     def _take(self, count: int) -> int:
         """The first of the next blocks, which hold `count` words."""
@@ -104,6 +110,19 @@ class Randomness:
     def fresh(cls) -> Randomness:
         """A key from the operating system's entropy."""
         return cls(secrets.token_bytes(chacha20.KEY_BYTES), False)
+
+    @classmethod
+    def shared(cls) -> Randomness:
+        """A key from the operating system's entropy; in a process group all ranks have rank 0's."""
+        ranks, own = Ranks.current(), cls.fresh()
+        return (
+            own if ranks.size == 1 else cls(bytes.fromhex(ranks.from_leader(own.key.hex())), False)
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Text that is equal for equal keys and says nothing about their numbers."""
+        return self._derived(0, "fingerprint", 8).hex()
 
     def _derived(self, step: int, purpose: str, size: int) -> bytes:
         return hashlib.shake_256(self.key + f"|{step}|{purpose}".encode()).digest(size)

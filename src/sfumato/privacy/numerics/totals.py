@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sfumato.distributed.ranks import Ranks
 from sfumato.privacy.noise import GaussianNoise, shaped_like
 from sfumato.privacy.numerics.randomness import Keystream
 
@@ -43,6 +44,11 @@ class Totals(Mapping[str, Tensor]):
         by_name = {n: part for v in self._vectors for n, part in zip(v.names, v.parts, strict=True)}
         self._parts = {name: by_name[name] for name in parameters}
 
+    @property
+    def home(self) -> torch.device:
+        """The device of the first vector, on which ranks exchange sums."""
+        return self._vectors[0].numbers.device if self._vectors else torch.device("cpu")
+
     def __getitem__(self, name: str) -> Tensor:
         return self._parts[name]
 
@@ -70,6 +76,20 @@ class Totals(Mapping[str, Tensor]):
         # Nothing may fail from here on: a retry would add the same sums again.
         for vector, numbers in zip(self._vectors, more, strict=True):
             vector.numbers += numbers
+
+    def add_over_ranks(self, ranks: Ranks, *others: Tensor) -> list[Tensor]:
+        """Replace the sums by those over all ranks, by one sum of one vector.
+
+        Returns:
+            Other tensors, summed over all ranks as well, in float64.
+        """
+        own = [*(vector.numbers for vector in self._vectors), *others]
+        flat = torch.cat([t.to(device=self.home, dtype=torch.float64).reshape(-1) for t in own])
+        parts = torch.split(ranks.total(flat), [t.numel() for t in own])
+        for vector, part in zip(self._vectors, parts, strict=False):
+            vector.numbers.copy_(part)
+        rest = parts[len(self._vectors) :]
+        return [part.view_as(t) for t, part in zip(others, rest, strict=True)]
 
     def noisy_means(
         self,

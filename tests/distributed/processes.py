@@ -1,0 +1,58 @@
+"""Processes with a group of their own, started from a server that has the imports done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_START = multiprocessing.get_context("forkserver")
+_START.set_forkserver_preload(["sfumato.api", "sfumato.training.pipeline", "typer"])
+
+
+class Failed(str):
+    """The name and the sentence of an error on a rank."""
+
+
+def on_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `work` returns on each of some ranks, or `Failed`; one rank has no process group."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        for rank in range(size):
+            ours, theirs = _START.Pipe(duplex=False)
+            given = (theirs, rank, size, Path(folder) / "store", work, args)
+            process = _START.Process(target=_member, args=given)
+            process.start()
+            theirs.close()
+            started.append((process, ours))
+        found = []
+        for process, ours in started:
+            try:
+                found.append(ours.recv() if ours.poll(100) else Failed("no answer"))
+            except EOFError:
+                found.append(Failed("killed"))
+            process.join(10)
+            process.kill()
+        return found
+
+
+def _member(
+    answer: Connection, rank: int, size: int, store: Path, work: Callable[..., Any], args: Any
+) -> None:
+    torch.set_num_threads(1)
+    if size > 1:
+        where = dist.FileStore(str(store), size)
+        dist.init_process_group("gloo", store=where, rank=rank, world_size=size)
+    try:
+        answer.send(work(*args))
+    except Exception as error:
+        answer.send(Failed(f"{type(error).__name__}: {error}"))
+    answer.close()
+    if size > 1:
+        dist.destroy_process_group()
