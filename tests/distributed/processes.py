@@ -7,13 +7,16 @@ import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from sfumato.training import release
+
 _START = multiprocessing.get_context("forkserver")
-_START.set_forkserver_preload(["sfumato.api", "sfumato.training.pipeline", "typer"])
+_START.set_forkserver_preload(["sfumato.training.pipeline", "torch._dynamo"])
 
 
 class Failed(str):
@@ -42,10 +45,15 @@ def on_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
         return found
 
 
+def _no_picture(_: object, path: Path, **__: object) -> None:
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+
+
 def _member(
     answer: Connection, rank: int, size: int, store: Path, work: Callable[..., Any], args: Any
 ) -> None:
     torch.set_num_threads(1)
+    release.curves = SimpleNamespace(draw=_no_picture)  # type: ignore[assignment]
     if size > 1:
         where = dist.FileStore(str(store), size)
         dist.init_process_group("gloo", store=where, rank=rank, world_size=size)

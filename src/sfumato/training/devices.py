@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -17,6 +18,14 @@ from sfumato.privacy.numerics.precision import compiled_precision
 def keep_compiled() -> None:
     """Cache compiled passes in the user's cache folder, so that the next run starts sooner."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed PyTorch's global generators within a `with` block, and restore them afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def precision(setting: str, device: torch.device) -> str:

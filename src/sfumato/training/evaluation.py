@@ -10,14 +10,16 @@ from torch import Tensor, nn
 
 from sfumato.data import ImageStore
 from sfumato.data.prediction_views import averaged
+from sfumato.distributed.ranks import Ranks
 from sfumato.memory import BatchSize
 
 _AT_ONCE = 512
+_ALONE = Ranks()
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, store: ImageStore, *, test_views: str = "none"
+    model: nn.Module, store: ImageStore, *, test_views: str = "none", ranks: Ranks = _ALONE
 ) -> tuple[float, float]:
     """Accuracy and mean loss on all images of a store, of the model in evaluation mode.
 
@@ -25,16 +27,17 @@ def evaluate(
         model: From normalised images to logits.
         store: The images.
         test_views: The views that outputs are averaged over (`sfumato.data.prediction_views`).
+        ranks: The ranks that share the images, and all have the result.
     """
 
-    everything = torch.arange(len(store))
+    share = ranks.share(len(store), _AT_ONCE)
 
     def outputs(part: slice) -> tuple[Tensor, Tensor]:
-        images, labels = store.gather(everything[part])
+        images, labels = store.gather(share[part])
         x = store.normalise(images).contiguous(memory_format=torch.channels_last)
         return averaged(model, x, test_views), labels
 
-    return _scored(model, BatchSize(_AT_ONCE).parts(len(store), outputs))
+    return _scored(model, BatchSize(_AT_ONCE).parts(len(share), outputs), ranks)
 
 
 @torch.no_grad()
@@ -44,7 +47,9 @@ def evaluate_rows(end: nn.Module, rows: Tensor, labels: Tensor) -> tuple[float, 
     return _scored(end, parts)
 
 
-def _scored(model: nn.Module, outputs: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+def _scored(
+    model: nn.Module, outputs: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = _ALONE
+) -> tuple[float, float]:
     """Accuracy and mean loss of outputs, which are computed in evaluation mode."""
     right: list[Tensor] = []
     losses: list[Tensor] = []
@@ -56,5 +61,7 @@ def _scored(model: nn.Module, outputs: Iterable[tuple[Tensor, Tensor]]) -> tuple
         losses.append(F.cross_entropy(logits.float(), labels, reduction="sum"))
         count += len(labels)
     model.train()
-    loss = sum(part.cpu().double() for part in losses)  # Not every device has float64.
-    return sum(int(part) for part in right) / max(1, count), float(loss) / max(1, count)
+    loss = float(sum(part.cpu().double() for part in losses))  # Not every device has float64.
+    found = ranks.exchange([sum(int(part) for part in right), loss, count])
+    correct, loss, count = (sum(numbers) for numbers in zip(*found, strict=True))
+    return correct / max(1, count), loss / max(1, count)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.data import Dataset, ImageStore
 from sfumato.data.views import ViewParameters
+from sfumato.distributed.ranks import Ranks
 from sfumato.errors import UserError
 from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.ledger import Ledger
@@ -40,6 +40,7 @@ from sfumato.training.evaluation import evaluate, evaluate_rows
 from sfumato.training.initial.frozen_features import frozen_features
 from sfumato.training.interrupt import StopRequest
 from sfumato.training.metrics import MANY, Metrics, coarse
+from sfumato.training.physical import rank_batch
 from sfumato.training.reporter import Progress, Reporter
 from sfumato.training.run_folder import CHECKPOINTS, without_clock
 from sfumato.training.setup import Plan
@@ -59,7 +60,7 @@ class Stopped(Exception):
 
 @dataclass
 class Loop:
-    """The state and all parts of a run in progress."""
+    """The state and all parts of a run in progress; only rank 0 has a ledger, and writes files."""
 
     recipe: Recipe
     plan: Plan
@@ -67,7 +68,7 @@ class Loop:
     model: nn.Module
     device: torch.device
     randomness: Randomness
-    ledger: Ledger
+    ledger: Ledger | None
     metrics: Metrics
     folder: Path
     physical_batch: int
@@ -77,6 +78,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         r = self.recipe
+        self.ranks = Ranks.current()
+        self._block = rank_batch(self.physical_batch, self.plan.sampler, self.ranks.size)
         self.model.to(device=self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
@@ -156,6 +159,8 @@ class Loop:
 
     def save(self) -> None:
         """Write a checkpoint, after the ledger is on the disk."""
+        if self.ledger is None:
+            return
         self.ledger.sync()
         self._settle()
         tensors, numbers = checkpoint.optimizer_state(self.optimizer)
@@ -200,9 +205,9 @@ class Loop:
                         f"validation {self.recipe.optimizer.monitor} since step "
                         f"{self.watch.best_step}."
                     )
-            if stop:
+            if signal := max(self.ranks.exchange(stop.signal or 0)):
                 self.save()
-                raise Stopped(self.folder, self.step, stop.signal or 0)
+                raise Stopped(self.folder, self.step, signal)
             due = self.step % every == 0 if every else now - saved > _CHECKPOINT_SECONDS
             if due or self.finished:
                 self.save()
@@ -232,18 +237,23 @@ class Loop:
         Args:
             draw: The examples of this step, for measurements of speed only; the sampler's if None.
 
-        Guarantee: The step's event is in the ledger before the noisy gradient exists; every drawn
-        example is accumulated exactly once, however the draw is split.
+        Guarantee: The step's event is in the ledger before the noisy gradient exists on any rank;
+        every drawn example is accumulated exactly once, however the draw is split.
         """
         number = self.step + 1
         self.private.noise = self.plan.noise_at(number)
         if self.plan.clip_decay != 1:
             self.private.clipping = self.plan.clipping_at(number, self.private.clipping)
         if draw is None:
-            draw = self.plan.sampler.draw(self.randomness.stream(number, "sample"))
-        with self._own_randomness(number):
+            draw = self.plan.sampler.whole_draw(self.randomness.stream(number, "sample"))
+        # For dropout and the like, which need not be the same on all ranks.
+        generator = self.randomness.generator(number, f"model{self.ranks.rank or ''}")
+        with devices.seeded(generator.initial_seed(), self.device):
             self._accumulate(draw, number)
-        statistics = self.private.release(before=lambda event: self.ledger.record(number, event))
+        ledger = self.ledger
+        statistics = self.private.release(
+            before=None if ledger is None else lambda event: ledger.record(number, event)
+        )
         trouble.check_divergence(self.recipe, statistics, number)
         o, noise = self.recipe.optimizer, self.plan.effective_noise(number)
         scale = self.watch.scale * schedules.noise_scale(o, noise)
@@ -264,7 +274,7 @@ class Loop:
     def keep_snapshot(self) -> None:
         """Write a snapshot of the weights if one is due, after the step's event is on disk."""
         steps, count = self.plan.steps, self.recipe.training.snapshots
-        if snapshots.due(self.step, steps, count):
+        if self.ledger is not None and snapshots.due(self.step, steps, count):
             self.ledger.sync()
             snapshots.keep(self.folder, self.model, self.step, steps, count)
 
@@ -275,32 +285,33 @@ class Loop:
         if recent.examples and recent.not_finite == recent.examples:
             trouble.explain_not_finite(self.recipe, self.model, self.step)
 
-    @contextmanager
-    def _own_randomness(self, number: int) -> Iterator[None]:
-        """Seed dropout and the like for this step, and restore the global generators afterwards."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.randomness.generator(number, "model").initial_seed())
-            yield
+    @property
+    def at_once(self) -> int:
+        """Number of examples that this rank processes at once."""
+        return min(self.physical_batch, self._block)
 
     def _accumulate(self, draw: Tensor, number: int) -> None:
-        """Accumulate the draw in physical batches, halved if the memory does not suffice."""
+        """Accumulate this rank's share in physical batches, halved if memory does not suffice."""
         parameters = self.views.draw(draw.numel(), self.randomness.generator(number, "augment"))
+        if self.ranks.size > 1:
+            share = self.ranks.share(draw.numel(), self._block)
+            draw, parameters = draw[share], parameters.take(share)
         draw, parameters = draw.to(self.device), parameters.to(self.device)
         position = 0
         while position < draw.numel():
-            batch = next(physical_batches(draw, self.physical_batch, start=position))
-            rows = torch.arange(position, position + self.physical_batch, device=self.device)
+            size = self.at_once
+            batch = next(physical_batches(draw, size, start=position))
+            rows = torch.arange(position, position + size, device=self.device)
             rows = rows.clamp(max=draw.numel() - 1)
             try:
                 x, labels = self.fetch(batch.indices, parameters.take(rows))
                 self.private.accumulate(x, labels, batch)
             except Exception as error:
-                if not out_of_memory(error) or self.physical_batch == 1:
+                if not out_of_memory(error) or size == 1:
                     raise
                 self._halve()
                 continue
-            position += self.physical_batch
+            position += size
 
     def fetch(self, indices: Tensor, parameters: ViewParameters) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a physical batch of the draw."""
@@ -310,19 +321,11 @@ class Loop:
 
     def _halve(self) -> None:
         give_back()
-        self.physical_batch = max(1, self.physical_batch // 2)
+        self.physical_batch = max(1, self.at_once // 2)
         self.reporter.say(
             f"Not enough memory: going on with {self.physical_batch} examples at once. "
             "The result does not change."
         )
-
-    def rule_in_words(self) -> str:
-        """The clipping rule in words, for the statement."""
-        words, decay = self.private.clipping.describe(), self.plan.clip_decay
-        if decay == 1:
-            return words
-        first = self.plan.clipping_at(1, self.private.clipping).describe()
-        return f"{first} in the first step, C changing by a factor of {1 / decay:g} to the last"
 
     def accuracy(self, part: str, *, averaged: bool = True) -> float:
         """Accuracy on a part of the data, by default of averaged weights if there are any."""
@@ -343,11 +346,12 @@ class Loop:
                 self._held = self._held or self.features.held_out(self._store(part))
                 return evaluate_rows(self.features.end, *self._held)
             kind = self.recipe.training.test_views if part == "test" else "none"
-            return evaluate(self.model, self._store(part), test_views=kind)
+            return evaluate(self.model, self._store(part), test_views=kind, ranks=self.ranks)
 
     def _validate(self) -> dict[str, float]:
         """Results on validation images, of averaged weights and of those of the last step."""
-        accuracy, loss = self.evaluate("validation")
+        # Equal on all ranks, which must stop together.
+        accuracy, loss = self.ranks.from_leader(self.evaluate("validation"))
         self.watch.see(self.step, accuracy if self.watch.higher else loss)
         found = {"validation_accuracy": accuracy, "validation_loss": loss}
         if self.average is not None:
@@ -387,14 +391,6 @@ class Loop:
     _warned: bool = False
 
     def _show(self, seconds_left: float | None) -> None:
-        self.reporter.show(
-            Progress(
-                self.step,
-                self.plan.steps,
-                self.epsilon_after(self.step),
-                self._loss,
-                self._accuracy,
-                self._speed,
-                seconds_left,
-            )
-        )
+        now = self.step, self.plan.steps, self.epsilon_after(self.step)
+        recent = self._loss, self._accuracy, self._speed
+        self.reporter.show(Progress(*now, *recent, seconds_left))

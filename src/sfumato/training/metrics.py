@@ -35,17 +35,17 @@ def listening(listener: Listener) -> Iterator[None]:
 class Metrics:
     """The records of a run, on disk and in memory."""
 
-    def __init__(self, path: Path, *, upto: int | None = None, clock: bool = True) -> None:
+    def __init__(self, path: Path | None, *, upto: int | None = None, clock: bool = True) -> None:
         """Open a run's metrics.
 
         Args:
-            path: The file.
+            path: The file; None on ranks that write none.
             upto: Drop the records of later steps.
             clock: Stamp records with the time.
         """
         self.path, self._clock = path, clock
-        self.records = read(path)
-        if upto is not None:
+        self.records = [] if path is None else read(path)
+        if path is not None and upto is not None:
             self.records = [r for r in self.records if r["step"] <= upto and not r.get("final")]
             write_whole(path, "".join(map(_line, self.records)).encode())
 
@@ -53,9 +53,11 @@ class Metrics:
         """Append a record."""
         if self._clock:
             record = {**record, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        self.records.append(record)
+        if self.path is None:
+            return
         with open(self.path, "ab") as file:
             file.write(_line(record).encode())
-        self.records.append(record)
         for listener in _listeners.get():
             listener(self.path.parent, record)
 

@@ -54,6 +54,14 @@ def physical_batch(
     return least_work(sampler, largest, overhead=_OVERHEAD / views)
 
 
+def rank_batch(size: int, sampler: PoissonSampler, ranks: int) -> int:
+    """A physical batch of `size` examples, or of a rank's share of most draws if that is less."""
+    if ranks == 1:
+        return size
+    most = sampler.batch + 2 * math.sqrt(sampler.batch * (1 - sampler.rate))
+    return min(size, math.ceil(most / ranks))
+
+
 def least_work(sampler: PoissonSampler, largest: int, *, overhead: float) -> int:
     """The size of physical batches, `largest` at most, with the lowest expected cost of a step.
 

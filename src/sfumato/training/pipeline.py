@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import torch
 
 from sfumato.data import Dataset
 from sfumato.data.adapt import adapt
+from sfumato.distributed.ranks import Ranks, sharing_errors
 from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
 from sfumato.models import Code, Trust
 from sfumato.privacy.accounting.exposure import steps_to_list
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.numerics.randomness import SOURCE, Randomness
-from sfumato.recipe import Recipe, differences, from_record, loads
+from sfumato.privacy.numerics.randomness import Randomness
+from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
 from sfumato.training import checkpoint, devices, run_folder, setup, snapshots
 from sfumato.training.classifier import weights_digest
@@ -28,14 +30,25 @@ from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
 from sfumato.training.physical import ROWS, physical_batch
+from sfumato.training.rank_agreement import (
+    check_alike,
+    check_data,
+    checkpoint_from_leader,
+    randomness_from_leader,
+)
 from sfumato.training.recipe_data import data_tag, dataset_of
 from sfumato.training.release import release
 from sfumato.training.reporter import Reporter, Silent
+from sfumato.training.same_run import (
+    check_repeats,
+    noise_from,
+    refuse_changes,
+    same_randomness,
+    same_recipe,
+)
 
-_NOT_COMPARED = ("kind", "previous", "noise", "initial")
-"""Entries of the ledger's first line that do not follow from the recipe and the data."""
 
-
+@sharing_errors()
 def train(
     recipe: Recipe,
     *,
@@ -62,12 +75,15 @@ def train(
     Returns:
         The run folder.
     """
-    reporter = reporter or Silent()
+    ranks = Ranks.current()
+    reporter = reporter if reporter and ranks.leader else Silent()
     trust = run_folder.trust(trust_code)
-    if out is not None:
+    if out is not None and ranks.leader:
         run_folder.check_free(Path(out))
     where = devices.pick_device(device, recipe.training.precision)
+    check_alike(ranks, recipe, where)
     if prior.concerns(recipe):
+        _refuse_ranks(ranks)
         return prior.train(recipe, out=out, device=where, reporter=reporter, trust=trust)
     donor = start.open_donor(recipe, trust_code=trust.code)
     origin = donor.origin if donor else start.Origin()
@@ -79,7 +95,7 @@ def train(
                      "for colour ones.")  # fmt: skip
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
     seed = recipe.training.seed
-    randomness = Randomness.fresh() if seed is None else origin.seeded_randomness(seed)
+    randomness = Randomness.shared() if seed is None else origin.seeded_randomness(seed)
     model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
     if donor:
         words = parameters.describe(model, donor, recipe.start, classes=len(dataset.classes))
@@ -92,28 +108,63 @@ def train(
         model, plan.sampler, dataset, views, _memory(where),
         rows=ROWS if where.type == "cuda" else None,
     )  # fmt: skip
-    folder = run_folder.new_run_folder(None if out is None else Path(out), recipe.name)
-    with run_folder.explained(folder):
-        if not randomness.seeded:
-            write_whole(folder / run_folder.KEY, randomness.key, mode=0o600)
-        write_whole(folder / run_folder.RECIPE, recipe.to_toml().encode())
-        header = _header(recipe, plan, dataset, randomness, physical, origin)
-        header |= {"noise": _noise_from(where)}
-        if recipe.model.name.startswith(GIVEN):
-            header |= {"initial": weights_digest(model)}
-        loop: Loop | None = None
-        with (
-            Ledger.create(folder / run_folder.LEDGER, header) as ledger,
-            run_folder.unless_refused(folder, lambda: ledger.steps > 0 or bool(loop and loop.step)),
-        ):
-            loop = Loop(
-                recipe, plan, dataset, model, where, randomness, ledger,
-                Metrics(folder / run_folder.METRICS, clock=recipe.exact_metrics),
-                folder, physical, reporter,
-            )  # fmt: skip
-            return _go(loop)
+    physical = ranks.from_leader(physical)
+    header = _header(recipe, plan, dataset, randomness, physical, origin)
+    check_data(ranks, header["data"], model)
+    header |= {"noise": noise_from(where)}
+    if recipe.model.name.startswith(GIVEN):
+        header |= {"initial": weights_digest(model)}
+    own = None
+    if ranks.leader:
+        own = run_folder.new_run_folder(None if out is None else Path(out), recipe.name)
+    folder = Path(ranks.from_leader(str(own)))
+    loop: Loop | None = None
+    with (
+        run_folder.explained(folder),
+        _new_ledger(own, recipe, randomness, header, lambda: loop.step if loop else 0) as ledger,
+    ):
+        loop = Loop(
+            recipe, plan, dataset, model, where, randomness, ledger,
+            Metrics(own and own / run_folder.METRICS, clock=recipe.exact_metrics),
+            folder, physical, reporter,
+        )  # fmt: skip
+        return _go(loop)
 
 
+@contextmanager
+def _new_ledger(
+    folder: Path | None,
+    recipe: Recipe,
+    randomness: Randomness,
+    header: dict[str, Any],
+    taken: Callable[[], int],
+) -> Iterator[Ledger | None]:
+    """The ledger of a new run, after its key and recipe are written; None if it has no folder.
+
+    The folder is removed if the run is refused before anything is taken or recorded.
+    """
+    if folder is None:
+        yield None
+        return
+    if not randomness.seeded:
+        write_whole(folder / run_folder.KEY, randomness.key, mode=0o600)
+    write_whole(folder / run_folder.RECIPE, recipe.to_toml().encode())
+    with (
+        Ledger.create(folder / run_folder.LEDGER, header) as ledger,
+        run_folder.unless_refused(folder, lambda: ledger.steps + taken() > 0),
+    ):
+        yield ledger
+
+
+def _refuse_ranks(ranks: Ranks) -> None:
+    if ranks.size > 1:
+        raise UserError(
+            "Initial weights are trained on images that the program draws, and in one process: "
+            "start it without torchrun and --gpus."
+        )
+
+
+@sharing_errors()
 def resume(
     folder: str | Path,
     *,
@@ -144,19 +195,22 @@ def resume(
     Returns:
         The run folder.
     """
-    reporter = reporter or Silent()
-    folder = Path(folder)
-    if not (folder / run_folder.LEDGER).is_file():
-        raise UserError(f"{folder} is not a run folder: it has no {run_folder.LEDGER}.")
-    run_folder.refuse_links(folder)
-    with Ledger.open(folder / run_folder.LEDGER) as ledger:
+    ranks, folder = Ranks.current(), Path(folder)
+    reporter = reporter if reporter and ranks.leader else Silent()
+    with ExitStack() as held:
+        ledger = None
+        if ranks.leader:
+            if not (folder / run_folder.LEDGER).is_file():
+                raise UserError(f"{folder} is not a run folder: it has no {run_folder.LEDGER}.")
+            run_folder.refuse_links(folder)
+            ledger = held.enter_context(Ledger.open(folder / run_folder.LEDGER))
         trust = run_folder.trust(trust_code, folder)
         return _resume(folder, ledger, data, changes or {}, root, device, reporter, trust)
 
 
 def _resume(
     folder: Path,
-    ledger: Ledger,
+    ledger: Ledger | None,
     data: object,
     changes: dict[str, Any],
     root: str | Path | None,
@@ -164,17 +218,23 @@ def _resume(
     reporter: Reporter,
     trust: Trust,
 ) -> Path:
-    recipe = _same_recipe(folder, ledger, changes)
+    ranks = Ranks.current()
+    header = ranks.from_leader(ledger.header if ledger else None)
+    recipe = same_recipe(folder, header, changes)
     where = devices.pick_device(device, recipe.training.precision)
-    if run_folder.finished(folder):
+    check_alike(ranks, recipe, where)
+    if ledger and run_folder.finished(folder):
         (folder / run_folder.KEY).unlink(missing_ok=True)
         raise UserError(
             f"{folder} is finished: there is nothing to resume. See "
             f"{folder / run_folder.STATEMENT}."
         )
-    origin = start.Origin.of(ledger.header)
-    randomness = _same_randomness(folder, recipe, origin)
+    origin = start.Origin.of(header)
+    own = same_randomness(folder, recipe, origin) if ledger else None
+    randomness = randomness_from_leader(ranks, own)
     if prior.concerns(recipe):
+        _refuse_ranks(ranks)
+    if prior.concerns(recipe) and ledger:
         return prior.resume(
             folder, ledger, recipe, randomness, device=where, reporter=reporter, trust=trust
         )
@@ -189,44 +249,39 @@ def _resume(
             f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
         ) from None
     plan = setup.plan(recipe, len(dataset.train), before=origin.before)
-    physical = int(ledger.header.get("physical_batch", 0))
+    physical = int(header.get("physical_batch", 0))
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
-    found = {k: v for k, v in ledger.header.items() if k not in _NOT_COMPARED}
-    found["version"] = expected["version"]  # Runs of an older version go on in this one.
-    # Settings that did not exist when the run began are filled in.
-    found["recipe"] = recipe.to_dict()
-    changed = differences(found, expected)
-    if changed:
-        raise UserError(
-            f"{folder} cannot go on, because something is no longer what it was: "
-            f"{'; '.join(_in_words(c) for c in changed)}."
-        )
-    state, damaged = checkpoint.latest(folder / run_folder.CHECKPOINTS)
-    for path in damaged:
-        at = f"step {state.step}" if state else "the start"
-        reporter.say(f"Checkpoint {path.name} is damaged; going on from {at} instead.")
-    _check_repeats(folder, ledger, state.step if state else 0, where)
+    refuse_changes(folder, header, expected, recipe)
+    state: checkpoint.Checkpoint | None = None
+    if ledger:
+        state, damaged = checkpoint.latest(folder / run_folder.CHECKPOINTS)
+        for path in damaged:
+            at = f"step {state.step}" if state else "the start"
+            reporter.say(f"Checkpoint {path.name} is damaged; going on from {at} instead.")
+        check_repeats(folder, ledger, state.step if state else 0, where)
+    state = checkpoint_from_leader(ranks, state)
+    done = state.step if state else 0
     with run_folder.explained(folder):
-        run_folder.sweep(folder)
-        snapshots.forget(folder, after=state.step if state else 0)
-        (folder / run_folder.CHECKPOINTS).mkdir(exist_ok=True)
+        if ledger:
+            run_folder.sweep(folder)
+            snapshots.forget(folder, after=done)
+            (folder / run_folder.CHECKPOINTS).mkdir(exist_ok=True)
         donor = None
         if state is None:
             donor = start.open_donor(recipe, unchanged=origin, trust_code=trust.code)
         model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
-        if state is None and ledger.header.get("initial") not in (None, weights_digest(model)):
+        if state is None and header.get("initial") not in (None, weights_digest(model)):
             raise UserError(
                 f"The model given has other initial weights than {folder} began with, and no "
                 "checkpoint was written yet. Give it as it was, or start a new run."
             )
+        check_data(ranks, expected["data"], model)
         if state is not None:
             physical = int(state.number("physical_batch"))
-        metrics = Metrics(
-            folder / run_folder.METRICS, upto=state.step if state else 0, clock=recipe.exact_metrics
-        )
+        file = folder / run_folder.METRICS if ledger else None
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
-            metrics, folder, physical, reporter,
+            Metrics(file, upto=done, clock=recipe.exact_metrics), folder, physical, reporter,
         )  # fmt: skip
         if state is not None:
             with checkpoint.explained(state, folder):
@@ -278,77 +333,6 @@ def _header(
         "recipe": recipe.to_dict(),
         **({"start": origin.to_dict()} if origin.weights else {}),
     }
-
-
-def _noise_from(device: torch.device) -> dict[str, str]:
-    """The device and versions that the noise depends on beside the key."""
-    return {"source": SOURCE, "device": device.type, "torch": torch.__version__}
-
-
-def _check_repeats(folder: Path, ledger: Ledger, done: int, device: torch.device) -> None:
-    """Refuse to resume after step `done` if steps would be repeated with other noise.
-
-    Two versions of a step with different noise reveal more than one, and the ledger counts one.
-    """
-    if done > ledger.steps:
-        raise UserError(
-            f"{folder / run_folder.LEDGER} ends at step {ledger.steps}, but the last checkpoint is "
-            f"of step {done}: some of what was released is not accounted for. Put back the ledger "
-            "that belongs to this checkpoint."
-        )
-    before = {**_noise_from(device), "source": None, **ledger.header.get("noise", {})}
-    began, version = str(before["device"]), str(before["torch"])
-    if began != device.type:
-        raise UserError(
-            f"{folder} began on {began} and cannot go on on {device.type}, where the "
-            "same key gives other noise: a step that was taken there and is taken again here would "
-            f"be released twice and counted once. Let it go on there with --device {began}."
-        )
-    if before["source"] != SOURCE and done < ledger.steps:
-        raise UserError(
-            f"{folder} began with a version of sfumato whose noise had another source: steps "
-            f"{done + 1} to {ledger.steps} would be taken again with other noise, and be released "
-            "twice but counted once. Go on with that version."
-        )
-    if version != torch.__version__ and done < ledger.steps:
-        raise UserError(
-            f"{folder} began with PyTorch {version}, and this is {torch.__version__}: "
-            f"steps {done + 1} to {ledger.steps} would be taken again, perhaps with other noise, "
-            "and be released twice but counted once. Go on with that version."
-        )
-
-
-def _in_words(change: str) -> str:
-    if change.startswith("data was"):
-        return "the training images or their labels are not the ones the run started with"
-    return change
-
-
-def _same_recipe(folder: Path, ledger: Ledger, changes: dict[str, Any]) -> Recipe:
-    """The recipe that the ledger states, if the file and the command line agree with it."""
-    stated = from_record(ledger.header.get("recipe", {}), where=run_folder.LEDGER)
-    path, now = folder / run_folder.RECIPE, stated
-    if path.exists():
-        now = loads(path.read_text(encoding="utf-8"), where=str(path), record=True)
-    changed = differences(stated.to_dict(), now.replace(changes).to_dict())
-    if changed:
-        raise UserError(
-            f"{folder} cannot go on with another recipe: {'; '.join(changed)}. Start a new run to "
-            "train with other settings."
-        )
-    return stated
-
-
-def _same_randomness(folder: Path, recipe: Recipe, origin: start.Origin) -> Randomness:
-    if recipe.training.seed is not None:
-        return origin.seeded_randomness(recipe.training.seed)
-    try:
-        return Randomness((folder / run_folder.KEY).read_bytes(), False)
-    except OSError as error:
-        raise UserError(
-            f"{folder / run_folder.KEY} cannot be read ({error.strerror}), and without it the run "
-            "cannot go on: its last steps could not be repeated with the same noise."
-        ) from None
 
 
 def _load(

@@ -15,6 +15,7 @@ from sfumato.io.atomic import write_whole
 from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.guarantee import Guarantee
+from sfumato.privacy.ledger import Ledger
 from sfumato.training import run_folder
 from sfumato.training.classifier import Description, save_weights, weights_digest
 from sfumato.training.initial import parameters
@@ -26,7 +27,7 @@ from sfumato.training.run_guarantee import guarantee_of, recipe_digest
 def _check_examples(loop: Loop) -> None:
     """Check on real examples, with the weights of the last step, that none reaches another."""
     source = secrets.SystemRandom()
-    indices = source.choices(range(len(loop.dataset.train)), k=loop.physical_batch)
+    indices = source.choices(range(len(loop.dataset.train)), k=loop.at_once)
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     parameters = loop.views.draw(len(indices), generator).to(loop.device)
     x, y = loop.fetch(torch.tensor(indices, device=loop.device), parameters)
@@ -42,19 +43,34 @@ def release(loop: Loop) -> Path:
     Raises:
         UserError: The trained model mixes examples; nothing is written.
     """
-    recipe, folder, ledger = loop.recipe, loop.folder, loop.ledger
-    if recipe.privacy.enabled:
+    if loop.recipe.privacy.enabled:
         _check_examples(loop)
-    _count_plan(loop)
+    if loop.ledger is None:
+        _accuracies(loop)
+    else:
+        _write(loop, loop.ledger)
+    loop.ranks.exchange()  # Until rank 0 has written everything.
+    return loop.folder
+
+
+def _accuracies(loop: Loop) -> dict[str, float]:
+    """The accuracy on test images, or on held-out ones if the recipe leaves the test out."""
+    held_out = loop.dataset.validation is not None
+    found: dict[str, float] = {}
+    if part := "test" if loop.recipe.data.test else "validation" if held_out else "":
+        found[f"{part}_accuracy"] = loop.accuracy(part)
+        if loop.average is not None:
+            found[f"{part}_accuracy_last"] = loop.accuracy(part, averaged=False)
+    return found
+
+
+def _write(loop: Loop, ledger: Ledger) -> None:
+    recipe, folder = loop.recipe, loop.folder
+    _count_plan(loop, ledger)
     ledger.sync()
     ledger.check()
-    p, seconds, guarantee = recipe.privacy, loop.seconds, _guarantee(loop)
-    final: dict[str, Any] = {"final": True, "step": loop.step}
-    held_out = loop.dataset.validation is not None
-    if part := "test" if recipe.data.test else "validation" if held_out else "":
-        final[f"{part}_accuracy"] = loop.accuracy(part)
-        if loop.average is not None:
-            final[f"{part}_accuracy_last"] = loop.accuracy(part, averaged=False)
+    p, seconds, guarantee = recipe.privacy, loop.seconds, _guarantee(loop, ledger)
+    final: dict[str, Any] = {"final": True, "step": loop.step, **_accuracies(loop)}
     if p.enabled:
         final["epsilon"] = guarantee.spent
     if recipe.exact_metrics:
@@ -92,7 +108,6 @@ def release(loop: Loop) -> Path:
             f"{loop.not_finite} times an example was left out of a step because its gradient was "
             "not finite."
         )
-    return folder
 
 
 def _averaged(loop: Loop) -> AbstractContextManager[None]:
@@ -100,32 +115,41 @@ def _averaged(loop: Loop) -> AbstractContextManager[None]:
     return loop.average.applied(loop.model) if loop.average is not None else nullcontext()
 
 
-def _count_plan(loop: Loop) -> None:
+def _count_plan(loop: Loop, ledger: Ledger) -> None:
     """Count every planned step if results decided after which one training ended.
 
     The result of each step was used to decide whether to continue, and the epsilon of the steps
     taken holds only for a number of steps that is fixed beforehand.
     """
     if loop.recipe.privacy.enabled and loop.recipe.training.early_stop is not None:
-        for number in range(loop.ledger.steps + 1, loop.plan.steps + 1):
+        for number in range(ledger.steps + 1, loop.plan.steps + 1):
             sigma = loop.plan.noise_at(number).multiplier
-            loop.ledger.record(number, Step(loop.plan.sampler.rate, sigma))
+            ledger.record(number, Step(loop.plan.sampler.rate, sigma))
 
 
-def _guarantee(loop: Loop) -> Guarantee:
+def _rule_in_words(loop: Loop) -> str:
+    """The clipping rule in words, for the statement."""
+    rule, decay = loop.private.clipping, loop.plan.clip_decay
+    if decay == 1:
+        return rule.describe()
+    first = loop.plan.clipping_at(1, rule).describe()
+    return f"{first} in the first step, C changing by a factor of {1 / decay:g} to the last"
+
+
+def _guarantee(loop: Loop, ledger: Ledger) -> Guarantee:
     """The guarantee of this release: the ledger's, with the facts that only the run knows."""
-    d, header = loop.dataset, loop.ledger.header
+    d, header = loop.dataset, ledger.header
     with _averaged(loop):
         digests = {"recipe": recipe_digest(header), "weights": weights_digest(loop.model)}
     private: dict[str, Any] = {}
     if loop.recipe.privacy.enabled:
         held_out = len(d.validation) if d.validation is not None else 0
         private |= {
-            "clipping": loop.rule_in_words(),
+            "clipping": _rule_in_words(loop),
             "validation": held_out,
             "checked_at_end": True,
         }
     return guarantee_of(
-        loop.recipe, header, loop.ledger.history(), taken=loop.step, digests=digests,
+        loop.recipe, header, ledger.history(), taken=loop.step, digests=digests,
         named=d.name, frozen=parameters.frozen(loop.model), **private,
     )  # fmt: skip
