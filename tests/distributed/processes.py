@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
+import os
+import socket
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +21,7 @@ import torch.distributed as dist
 from sfumato.training import release
 
 _START = multiprocessing.get_context("forkserver")
-_START.set_forkserver_preload(["sfumato.training.pipeline", "torch._dynamo"])
+_START.set_forkserver_preload(["sfumato.cli", "sfumato.training.pipeline", "torch._dynamo"])
 
 
 class Failed(str):
@@ -25,11 +30,42 @@ class Failed(str):
 
 def on_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """What `work` returns on each of some ranks, or `Failed`; one rank has no process group."""
+    return _started([(rank, size, work, args) for rank in range(size)])
+
+
+def commands(lines: Sequence[Sequence[str]], **environment: str) -> list[tuple[int, str, str]]:
+    """Exit status, output and errors of `sfumato` on each of some ranks, as torchrun starts it."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    given = {"WORLD_SIZE": str(len(lines)), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    work = [
+        (rank, 1, _command, (line, given | {"RANK": str(rank)} | environment))
+        for rank, line in enumerate(lines)
+    ]
+    return _started(work)
+
+
+def _command(line: Sequence[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    from sfumato import cli
+
+    os.environ.update(environment)
+    sys.argv = ["sfumato", *line]
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def _started(members: Sequence[tuple[int, int, Callable[..., Any], Any]]) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         started = []
-        for rank in range(size):
+        for member in members:
             ours, theirs = _START.Pipe(duplex=False)
-            given = (theirs, rank, size, Path(folder) / "store", work, args)
+            given = (theirs, Path(folder) / "store", *member)
             process = _START.Process(target=_member, args=given)
             process.start()
             theirs.close()
@@ -50,7 +86,7 @@ def _no_picture(_: object, path: Path, **__: object) -> None:
 
 
 def _member(
-    answer: Connection, rank: int, size: int, store: Path, work: Callable[..., Any], args: Any
+    answer: Connection, store: Path, rank: int, size: int, work: Callable[..., Any], args: Any
 ) -> None:
     torch.set_num_threads(1)
     release.curves = SimpleNamespace(draw=_no_picture)  # type: ignore[assignment]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sfumato.cli.models import BATCHNORM_TO
+from sfumato.cli.processes import GPUS, restarted, together
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE, again
 from sfumato.cli.trust import named as named_code
@@ -92,15 +93,12 @@ def train(
         False, "--tensorboard", help="Stream the metrics to RUN/tensorboard as well."
     ),
     trust_code: list[str] = TRUST_CODE,
+    gpus: str = GPUS,
 ) -> None:
     """Train an image classifier with differential privacy.
 
     Without arguments: a small network on 8x8 images of digits at epsilon 3, in seconds.
     """
-    from sfumato.recipe import parse_setting
-    from sfumato.recipes.choice import choose
-
-    changes = dict(parse_setting(text) for text in set_)
     named = {
         "data.name": data,
         "data.size": size,
@@ -117,25 +115,62 @@ def train(
         "data.skip_unreadable": True if skip_unreadable else None,
     }
     given = {key: value for key, value in named.items() if value is not None}
-    changes |= given
+    options: Any = {"root": data_root, "device": device}
+    with together(gpus, device), _streamed(tensorboard):
+        _train(recipe, given, set_, out, resume, trust_code, options)
+
+
+def _train(
+    recipe: str | None,
+    given: dict[str, Any],
+    set_: list[str],
+    out: Path | None,
+    resume: Path | None,
+    trust_code: list[str],
+    options: Any,
+) -> None:
+    """Train or resume as the options say, on this rank.
+
+    Args:
+        recipe: The argument.
+        given: Settings that options stand for.
+        set_: Other settings as text.
+        out: The folder to make.
+        resume: The run to resume.
+        trust_code: Code that the user trusts.
+        options: Arguments of `sfumato.train` and `sfumato.resume`.
+    """
+    from sfumato.recipe import parse_setting
+    from sfumato.recipes.choice import choose
+
+    changes = dict(parse_setting(text) for text in set_) | given
     if resume is not None and (recipe is not None or out is not None):
         raise UserError(_FROM_RUN)
-    chosen = choose(recipe, data, changes, options=typed(given)) if resume is None else None
-    if out is not None:
-        run_folder.check_free(out)
+    chosen = None
+    if resume is None:
+        chosen = choose(recipe, given.get("data.name"), changes, options=typed(given))
     trusted = named_code(trust_code, changes)
     with loading():
         from sfumato import api
-    options: Any = {"root": data_root, "device": device, "trust_code": trusted}
+    if resume is None and (resume := restarted(out)) is not None:
+        chosen = None
+    elif out is not None:
+        run_folder.check_free(out)
 
     def go(reporter: Reporter) -> Run:
-        if chosen is None:
+        if resume is not None:
             moved = changes.pop("data.name", None)
-            return api.resume(resume, data=moved, changes=changes, reporter=reporter, **options)
-        return api.train(chosen, out=out, reporter=reporter, **options)
+            return api.resume(
+                resume,
+                data=moved,
+                changes=changes,
+                reporter=reporter,
+                trust_code=trusted,
+                **options,
+            )
+        return api.train(chosen, out=out, reporter=reporter, trust_code=trusted, **options)
 
-    with _streamed(tensorboard):
-        watch(go, name=chosen.name if chosen else "", out=out, resumed=resume, trusted=trusted)
+    watch(go, name=chosen.name if chosen else "", out=out, resumed=resume, trusted=trusted)
 
 
 def _streamed(wanted: bool) -> AbstractContextManager[None]:
@@ -166,6 +201,7 @@ def watch(
     code = again(trusted)
     with _interruptible(name, out, resumed, code):
         from sfumato.cli.training_progress import console, watched
+        from sfumato.distributed.ranks import Ranks
         from sfumato.training.loop import Stopped
 
         began = time.monotonic()
@@ -180,7 +216,8 @@ def watch(
                     markup=False,
                 )
                 raise typer.Exit(128 + stopped.signal) from None
-        _say_result(run, time.monotonic() - began)
+        if Ranks.current().leader:
+            _say_result(run, time.monotonic() - began)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import json
 import math
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,20 +179,12 @@ def sharing_errors() -> Iterator[None]:
             text = (
                 str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             )
-            with _ignoring_lost_ranks():
+            with suppress(OtherRankError):
                 ranks.exchange(error=text)
         raise
 
 
 _TOLD = "_known_to_all_ranks"
-
-
-@contextmanager
-def _ignoring_lost_ranks() -> Iterator[None]:
-    try:
-        yield
-    except OtherRankError:
-        return
 
 
 @contextmanager

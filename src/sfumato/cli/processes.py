@@ -1,0 +1,82 @@
+"""Several processes for one command: `--gpus N`, or `torchrun -m sfumato`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import typer
+
+from sfumato.errors import UserError
+from sfumato.interrupted_import import loading
+from sfumato.training import run_folder
+
+GPUS = typer.Option(None, metavar="N", help="Share the work among N GPUs of this machine, or all.")
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@contextmanager
+def together(gpus: str | None, device: str) -> Iterator[None]:
+    """Run a `with` block on all ranks, of which rank 0 alone prints.
+
+    Args:
+        gpus: Number of GPUs, for which processes are started here; as the user started them if
+            None.
+        device: The device that the user named.
+    """
+    started = all(os.environ.get(name) for name in _VARIABLES)
+    several = started and os.environ["WORLD_SIZE"] != "1"
+    if not several and gpus is None:
+        yield
+        return
+    with loading():
+        from sfumato.distributed import launch
+    if not started and gpus is not None:
+        count = launch.count_gpus(gpus, device)
+        if count > 1:
+            raise typer.Exit(launch.start(count, sys.argv[1:]))
+        yield
+        return
+    if gpus not in (None, "all", os.environ.get("LOCAL_WORLD_SIZE")):
+        raise UserError("The processes are started already: leave --gpus away.")
+    leader = os.environ["RANK"] == "0"
+    try:
+        with launch.joined(device), _silent(not leader):
+            yield
+    except UserError:
+        if leader:
+            raise
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def _silent(silent: bool) -> Iterator[None]:
+    """Print nothing within a `with` block."""
+    if not silent:
+        yield
+        return
+    with open(os.devnull, "w") as null, redirect_stdout(null), redirect_stderr(null):
+        yield
+
+
+def restarted(out: Path | None) -> Path | None:
+    """The run folder to resume after `torchrun --max-restarts` has started the processes again.
+
+    Raises:
+        UserError: Processes may be started again, and could not know the folder then.
+    """
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0:
+        return None
+    if out is None:
+        raise UserError(
+            "torchrun --max-restarts starts the command again after a failure, which has to find "
+            "its run then: say where it is with --out."
+        )
+    from sfumato.distributed.ranks import Ranks
+
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    unfinished = (out / run_folder.LEDGER).exists() and not run_folder.finished(out)
+    return out if Ranks.current().from_leader(again and unfinished) else None
