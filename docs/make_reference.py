@@ -98,7 +98,8 @@ def described(name: str, value: Any) -> Iterator[str]:
 def signature(name: str, value: Callable[..., object]) -> list[str]:
     """The call, an argument to a line."""
     lines, keywords = [f"{name}("], False
-    for parameter in inspect.signature(value).parameters.values():
+    public = [p for p in inspect.signature(value).parameters.values() if p.name[0] != "_"]
+    for parameter in public:
         if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
             lines, keywords = [*lines, "    *,"], True
         text = re.sub(r": '([^']*)'", r": \1", str(parameter))

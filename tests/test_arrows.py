@@ -34,7 +34,7 @@ BELOW = {
     "reproduce": {
         "run", "analysis", "training", "privacy", "data", "charts", "recipe", "recipes", "starts",
     },
-    "api": {"run", "training", "models", "data", "recipe", "recipes"},
+    "api": {"run", "training", "models", "data", "recipe", "recipes", "distributed"},
     "bench": {"training", "privacy", "models", "data", "charts", "recipe"},
 }  # fmt: skip
 PARTS = sorted(path.parent.name for path in HOUSE.glob("*/__init__.py"))

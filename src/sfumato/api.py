@@ -127,7 +127,7 @@ def train(
         chosen, data=in_memory, out=out, root=root, device=device, reporter=reporter,
         trust_code=trusted,
     )  # fmt: skip
-    return Run(folder, data=in_memory, root=root, trust_code=trusted)
+    return Run(folder, data=in_memory, root=root, trust_code=trusted, _check=_rank_0())
 
 
 def _named(data: object, changes: Mapping[str, Any]) -> str:
@@ -209,4 +209,11 @@ def resume(
         folder, data=data, changes=changes, root=root, device=device, reporter=reporter,
         trust_code=trusted,
     )  # fmt: skip
-    return Run(folder, data=data, root=root, trust_code=trusted)
+    return Run(folder, data=data, root=root, trust_code=trusted, _check=_rank_0())
+
+
+def _rank_0() -> bool:
+    """Tell whether this process has written the run; others may not see its folder."""
+    from sfumato.distributed.ranks import Ranks
+
+    return Ranks.current().leader

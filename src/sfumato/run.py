@@ -65,6 +65,7 @@ class Run:
         root: str | Path | None = None,
         device: str | torch.device = "cpu",
         trust_code: Iterable[Code] = (),
+        _check: bool = True,
     ) -> None:
         """Open a run folder; the arguments are those of `sfumato.open`."""
         self.folder = Path(folder)
@@ -72,7 +73,8 @@ class Run:
         self.notes: list[str] = []
         self._data, self._model, self._root, self._device = data, model, root, device
         self._trust = (*trust_code, *([] if model is None else [model]))
-        run_folder.check_run(self.folder)
+        if _check:
+            run_folder.check_run(self.folder)
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else f"stopped at step {self.steps}"
