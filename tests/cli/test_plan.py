@@ -62,10 +62,27 @@ def test_the_table_and_the_picture(run: Run) -> None:
         (["--epsilon", "3", "--examples", "100", "--views", "0"], "at least one view"),
         (["--epsilon", "3", "--examples", "100", "--plot", "a.pdf"], ".png"),
         (["--epsilon", "3", "--examples", "100", "--accountant", "gdp"], "Unknown accountant"),
+        (["--epsilon", "3", "--examples", "100", "--gpus", "8"], "need --speed"),
+        (
+            ["--epsilon", "3", "--examples", "100", "--gpus", "0", "--speed", "9"],
+            "at least one GPU",
+        ),
+        (["--epsilon", "3", "--examples", "100", "--speed", "0"], "positive"),
     ],
 )
 def test_mistakes_are_sentences(run: Run, args: list[str], words: str) -> None:
     refused(run(*args), words)
+
+
+def test_minutes_follow_from_speed_gpus_and_bytes(run: Run) -> None:
+    many = ("--views", "8", "--gpus", "4", "--speed", "100", "--parameters", "1000000")
+    words = ("--epsilon", "2", *SMALL, *many, "--bandwidth", "0.001", "--accountant", "rdp")
+    grid = json.loads(run(*words, "--json")[1])
+    for c in grid:
+        seconds = c["views"] / (4 * 100) + c["steps"] * 2 * 8 * 1e6 * (3 / 4) / 1e6
+        assert c["minutes"] == pytest.approx(seconds / 60)
+    assert "minutes" in run(*words)[1]
+    assert "minutes" not in run("--epsilon", "2", *SMALL, "--accountant", "rdp")[1]
 
 
 def test_default_batches_suit_the_data() -> None:

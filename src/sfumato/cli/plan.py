@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import typer
 
 from sfumato.cli.plan_picture import Choice, draw, short
 from sfumato.cli.terminal import Terminal, echo
+from sfumato.distributed.cost import Cost
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ def plan(
     ),
     steps: list[int] = typer.Option([], help="Numbers of steps to compare; 250 to 2000."),
     views: int = typer.Option(1, help="Views per example, for the cost."),
+    gpus: int = typer.Option(1, help="Number of GPUs that share the work, for the minutes."),
+    speed: float = typer.Option(None, help="Views per second on one GPU, as bench measures."),
+    parameters: int = typer.Option(0, help="Trained parameters, which GPUs send to each other."),
+    bandwidth: float = typer.Option(10.0, help="Gigabytes per second that a GPU sends."),
     accountant: str = typer.Option("pld", help="pld (tight) or rdp (as in most papers)."),
     plot: Path = typer.Option(None, help="Draw the grid into this new PNG file."),
     json: bool = typer.Option(False, "--json", help="Print the grid as JSON."),
@@ -58,6 +63,7 @@ def plan(
     batches = sorted(set(batch)) or default_batches(n)
     counts = sorted(set(steps)) or list(STEPS)
     _check(batches, counts, views, n)
+    cost = _cost(gpus, speed, parameters, bandwidth)
     if plot is not None:
         check_new(plot)
         if plot.suffix.lower() != ".png":
@@ -67,12 +73,17 @@ def plan(
         choice(b, t, n, epsilon=epsilon, delta=delta, views=views, accountant=name)
         for b, t in _watched(wanted)
     ]
+    if cost is not None:
+        found = [
+            replace(c, minutes=c.steps * cost.step_seconds(c.batch * views) / 60) for c in found
+        ]
     if plot is not None:
         draw(plot, found, title=f"N = {n}, ε = {epsilon:g}, δ = {delta:g}, {name.upper()}")
     if json:
         import json as writer
 
-        echo(writer.dumps([asdict(c) for c in found], indent=1))
+        rows = [{k: v for k, v in asdict(c).items() if v is not None} for c in found]
+        echo(writer.dumps(rows, indent=1))
     else:
         _print_table(found, f"ε = {epsilon:g}, δ = {delta:g}, N = {n}, by {name.upper()}")
         if plot is not None:
@@ -126,6 +137,16 @@ def _check(batches: Sequence[int], counts: Sequence[int], views: int, examples: 
         raise UserError(f"--views {views}: an example has at least one view.")
 
 
+def _cost(gpus: int, speed: float | None, parameters: int, bandwidth: float) -> Cost | None:
+    """The cost of a step, if the speed is given."""
+    if speed is None and (gpus != 1 or parameters):
+        raise UserError(
+            "--gpus and --parameters need --speed for an estimate of the time: the views per "
+            "second on one GPU, which `sfumato bench` measures."
+        )
+    return None if speed is None else Cost(gpus, speed, parameters, bandwidth)
+
+
 def _watched(wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The places of the grid, with a bar on a terminal's stderr."""
     from rich.progress import track
@@ -145,9 +166,12 @@ def _print_table(found: Sequence[Choice], title: str) -> None:
 
     best = max(c.signal_to_noise for c in found)
     table = Table(title=title, title_justify="left", title_style="bold", box=None)
-    for column in ("batch", "steps", "epochs", "σ", "σ/B", "B/σ", "of best", "B√T/σ", "views"):
+    timed = found[0].minutes is not None
+    columns = ("batch", "steps", "epochs", "σ", "σ/B", "B/σ", "of best", "B√T/σ", "views")
+    for column in (*columns, "minutes") if timed else columns:
         table.add_column(column, justify="right")
     for i, c in enumerate(found):
+        minutes = [] if c.minutes is None else [f"{c.minutes:,.{0 if c.minutes >= 10 else 2}f}"]
         table.add_row(
             f"{c.batch}",
             f"{c.steps}",
@@ -158,6 +182,7 @@ def _print_table(found: Sequence[Choice], title: str) -> None:
             f"{100 * c.signal_to_noise / best:.0f} %",
             f"{c.signal_to_noise_run:.4g}",
             f"{short(c.views)}",
+            *minutes,
             end_section=i + 1 < len(found) and found[i + 1].batch != c.batch,
         )
     console = Terminal(highlight=False)

@@ -22,6 +22,7 @@ class Choice:
         signal_to_noise: B / sigma, of one step.
         signal_to_noise_run: B √T / sigma, of the sum of all steps if they all pointed one way.
         views: Views to process: B T K.
+        minutes: Estimated time of training, if the speed is known.
     """
 
     batch: int
@@ -32,6 +33,7 @@ class Choice:
     signal_to_noise: float
     signal_to_noise_run: float
     views: int
+    minutes: float | None = None
 
 
 def draw(path: Path, found: Sequence[Choice], *, title: str) -> None:
