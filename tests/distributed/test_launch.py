@@ -94,9 +94,18 @@ def test_all_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.count_gpus("all", "auto") == 8 and launch.count_gpus("3", "cpu") == 3
 
 
+def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    for device in ("cpu", "cuda:0"):
+        launch.take_gpu(device)
+    with pytest.raises(UserError, match="2 CUDA devices here and at least 3 processes"):
+        launch.take_gpu("cuda")
+
+
 def test_gpus_beside_torchrun_are_refused(tmp_path: Path) -> None:
-    ((code, _, err), _) = commands([[*LINE, "--gpus", "4"]] * 2, LOCAL_WORLD_SIZE="2")
-    assert code == 2 and "leave --gpus away" in err
+    (code, _, err), other = commands([[*LINE, "--gpus", "4"]] * 2, LOCAL_WORLD_SIZE="2")
+    assert code == 2 and "leave --gpus away" in err and other == (2, "", "")
 
 
 def half(folder: Path) -> None:

@@ -40,14 +40,16 @@ def together(gpus: str | None, device: str) -> Iterator[None]:
             raise typer.Exit(launch.start(count, sys.argv[1:]))
         yield
         return
-    if gpus not in (None, "all", os.environ.get("LOCAL_WORLD_SIZE")):
-        raise UserError("The processes are started already: leave --gpus away.")
-    leader = os.environ["RANK"] == "0"
+    spoken_for = False
     try:
-        with launch.joined(device), _silent(not leader):
+        with launch.joined(device) as ranks, _silent(not ranks.leader):
+            spoken_for = not ranks.leader
+            if gpus not in (None, "all", os.environ.get("LOCAL_WORLD_SIZE")):
+                raise UserError("The processes are started already: leave --gpus away.")
+            launch.take_gpu(device)
             yield
     except UserError:
-        if leader:
+        if not spoken_for:
             raise
         raise typer.Exit(2) from None
 

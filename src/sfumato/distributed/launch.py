@@ -30,24 +30,19 @@ _WAITING = timedelta(minutes=30)
 def joined(device: str) -> Iterator[Ranks]:
     """Form the process group that the environment describes, for a `with` block.
 
-    Ranks on GPUs have one each and add their sums by NCCL. With a GPU that is named by its number
-    all of them share it.
+    An error within the block is one on all ranks; rank 0 is then the first to return.
 
     Args:
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
 
     Raises:
-        UserError: The group cannot be formed, or this rank has no GPU. An error within the block is
-            one on all ranks; rank 0 is then the first to return.
+        UserError: The group cannot be formed.
     """
-    own_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    if own_gpu:
-        _take_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     try:
         store, rank, size = next(rendezvous("env://", timeout=_MEETING))
         # The store may outlive processes that torchrun starts again, with their addresses in it.
         store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        backend = "cpu:gloo,cuda:nccl" if own_gpu else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if _own_gpus(device) else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_WAITING)
     except (RuntimeError, ValueError) as error:
         where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
@@ -69,8 +64,20 @@ def joined(device: str) -> Iterator[Ranks]:
     dist.destroy_process_group()
 
 
-def _take_gpu(number: int) -> None:
-    count = torch.cuda.device_count()
+def _own_gpus(device: str) -> bool:
+    """Tell whether each rank has a GPU of its own: not if the user names one by its number."""
+    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
+
+
+def take_gpu(device: str) -> None:
+    """Use the GPU that has the number of this process on its machine, if ranks have their own.
+
+    Raises:
+        UserError: There are fewer GPUs than processes.
+    """
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if not _own_gpus(device):
+        return
     if number >= count:
         raise UserError(
             f"There are {count} CUDA devices here and at least {number + 1} processes: start one "
