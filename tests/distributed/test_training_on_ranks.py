@@ -138,6 +138,25 @@ def test_ranks_that_differ_are_refused_on_all(
     assert (tmp_path / "run").exists() == (kind == "bug")
 
 
+def order_of_reading(folder: Path) -> list[float]:
+    """When this rank began to read and when it had read."""
+    began: list[float] = []
+
+    def read() -> Any:
+        began.append(time.monotonic())
+        time.sleep(0.2)
+        return data.load("digits")
+
+    rank_agreement.load_in_turns(Ranks.current(), read)
+    return [*began, time.monotonic()]
+
+
+def test_one_rank_of_a_machine_reads_before_the_others(tmp_path: Path) -> None:
+    first, second, third = on_ranks(3, order_of_reading, tmp_path)
+    assert [len(times) for times in (first, second, third)] == [2, 2, 2]
+    assert first[0] + 0.2 <= min(second[0], third[0])
+
+
 class AfterStep(Silent):
     """Does something on one rank after a step; rank 0 alone reports steps."""
 

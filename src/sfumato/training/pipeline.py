@@ -14,7 +14,7 @@ import torch
 
 from sfumato.data import Dataset
 from sfumato.data.adapt import adapt
-from sfumato.distributed.ranks import Ranks, sharing_errors
+from sfumato.distributed.ranks import OtherRankError, Ranks, sharing_errors
 from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
 from sfumato.models import Code, Trust
@@ -34,6 +34,7 @@ from sfumato.training.rank_agreement import (
     check_alike,
     check_data,
     checkpoint_from_leader,
+    load_in_turns,
     randomness_from_leader,
 )
 from sfumato.training.recipe_data import data_tag, dataset_of
@@ -243,7 +244,7 @@ def _resume(
         if data is not None:
             dataset = replace(dataset, name=start.known_as(recipe.data.name))
     except UserError as error:
-        if recipe.data.name.startswith(GIVEN):
+        if recipe.data.name.startswith(GIVEN) or isinstance(error, OtherRankError):
             raise
         raise UserError(
             f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
@@ -342,7 +343,9 @@ def _load(
     root: str | Path | None,
     reporter: Reporter,
 ) -> Dataset:
-    dataset = origin.normalised(dataset_of(recipe.data, given=data, root=root))
+    dataset = origin.normalised(
+        load_in_turns(Ranks.current(), lambda: dataset_of(recipe.data, given=data, root=root))
+    )
     for note in dataset.notes:
         reporter.say(note)
     if dataset.skipped:

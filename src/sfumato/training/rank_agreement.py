@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 from safetensors.torch import load, save
 from torch import device as Device
 from torch import nn
 
+from sfumato.data import Dataset
 from sfumato.distributed.ranks import Ranks
 from sfumato.errors import UserError
 from sfumato.privacy.guarantee import current_versions
@@ -33,6 +37,14 @@ def check_alike(ranks: Ranks, recipe: Recipe, device: Device) -> None:
                 f"Rank {rank} of {ranks.size} has another recipe than rank 0: they differ in "
                 f"{names}. Give all ranks the same."
             )
+
+
+def load_in_turns(ranks: Ranks, read: Callable[[], Dataset]) -> Dataset:
+    """Data that one rank of each machine reads first, so that the others find it decoded."""
+    first = int(os.environ.get("LOCAL_RANK", ranks.rank)) == 0
+    found = read() if first or ranks.size == 1 else None
+    ranks.exchange()
+    return read() if found is None else found
 
 
 def check_data(ranks: Ranks, data: str, model: nn.Module) -> None:
