@@ -176,11 +176,9 @@ def sharing_errors() -> Iterator[None]:
     except BaseException as error:
         if ranks.size > 1 and not hasattr(error, _TOLD):
             setattr(error, _TOLD, True)
-            text = (
-                str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            )
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             with suppress(OtherRankError):
-                ranks.exchange(error=text)
+                ranks.exchange(error=f"{kind}{error}".removesuffix(": "))
         raise
 
 
