@@ -257,3 +257,20 @@ def test_generators_of_a_model_are_restored(generator: Any, draw: Callable[[Any]
     assert before.first_difference(after) is None and not before.same_draws(after)
     before.put_back()
     assert before.same_draws(Snapshot(model)) and draw(generator) == first
+
+
+def test_a_later_snapshot_copies_only_what_changed_and_restores_all_of_it() -> None:
+    model = nn.Linear(3, 2)
+    model.register_buffer("kept", torch.ones(4))
+    kept, weight = model.kept, model.weight.detach().clone()
+    before = Snapshot(model)
+    model.weight.data.add_(1)  # Not seen by version counters.
+    kept.zero_()
+    model.kept = torch.ones(4)  # Another tensor, with the values of before.
+    after = Snapshot(model, like=before)
+    assert after._graph.values["bias"] is before._graph.values["bias"]
+    assert before.first_difference(after) == "weight"
+    before.put_back(after)
+    assert torch.equal(model.weight, weight)
+    assert model.kept is kept and bool((kept == 1).all())
+    assert before.first_difference(Snapshot(model)) is None

@@ -40,14 +40,22 @@ Losses = Callable[[Tensor], Tensor]
 """From outputs to one loss per row, targets included."""
 
 
-def look(model: nn.Module, x: Tensor, losses: Losses | None, *, at: int = PROBE_SEED) -> Seen:
+def look(
+    model: nn.Module,
+    x: Tensor,
+    losses: Losses | None,
+    *,
+    at: int = PROBE_SEED,
+    before: Snapshot | None = None,
+) -> Seen:
     """Run the model from a fixed random state, with the gradient of the summed loss if asked.
 
-    The model's state is put back afterwards.
+    The model's state is restored afterwards; `before` is its snapshot, if there is one already.
     """
-    before = Snapshot(model)
+    before = before or Snapshot(model)
     seed(model, at)
     gradients: Tensor | None = None
+    after: Snapshot | None = None
     try:
         with torch.set_grad_enabled(losses is not None):
             leaf = x.clone()
@@ -58,9 +66,9 @@ def look(model: nn.Module, x: Tensor, losses: Losses | None, *, at: int = PROBE_
             if losses is not None and leaf.requires_grad and out.requires_grad:
                 total = losses(out).sum()
                 (gradients,) = torch.autograd.grad(total, [leaf], allow_unused=True)
-        after = Snapshot(model)
+        after = Snapshot(model, like=before)
     finally:
-        before.put_back()
+        before.put_back(after)
     return Seen(out.detach() if isinstance(out, Tensor) else out, gradients, after)
 
 
@@ -105,14 +113,15 @@ def how_examples_mix(
         The evidence that one example reached another, or None.
     """
     rows = x.shape[0]
-    baseline = look(model, x, losses, at=at)
+    before = Snapshot(model)
+    baseline = look(model, x, losses, at=at, before=before)
     if complaint := shape_complaint(baseline.outputs, rows):
         return Mixing("outputs", complaint, float("nan"))
     tolerance: float | None = None
     for j, kind in changes:
         changed = replacement(x, j, kind)
         try:
-            seen = look(model, changed, losses, at=at)
+            seen = look(model, changed, losses, at=at, before=before)
         except Exception as error:
             if out_of_memory(error):
                 raise
@@ -120,7 +129,7 @@ def how_examples_mix(
         others = without(rows, j)
         amount, what = _moved(baseline, seen, others)
         if amount and tolerance is None:
-            again = look(model, x, losses, at=at)
+            again = look(model, x, losses, at=at, before=before)
             exact = _moved(baseline, again, torch.ones(rows, dtype=torch.bool))[0] == 0
             tolerance = 0.0 if exact else LOOSE.get(x.dtype, 1e-2)
         if not amount <= (tolerance or 0.0):

@@ -177,15 +177,15 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
                 continue
             looked_at = _few(len(y)) if kind == "random" else picks
             picks = ~picks
-            if (shown := _among(engine, given, y, looked_at, kind)) is not None:
+            if (shown := _among(engine, given, y, looked_at, kind, kept)) is not None:
                 replaced.append((looked_at, shown))
-            kept.put_back()
+            kept.put_back(shown and shown.state)
             drawn.put_back()
     finally:
         kept.put_back()
         drawn.put_back()
     found = engine(x, y)
-    norms, state = found.squared_norms(), Snapshot(engine.model, engine.loss)
+    norms, state = found.squared_norms(), Snapshot(engine.model, engine.loss, like=kept)
     fine = state.same_parameters(kept)
     allowed = _ROUNDING * LOOSE.get(engine.precision_for(x) or engine.narrowest, 1e-2)
     for looked_at, shown in replaced:
@@ -222,7 +222,9 @@ def _order(examples: int) -> list[int]:
     return secrets.SystemRandom().sample(range(examples), examples)
 
 
-def _among(engine: PerExample, x: Tensor, y: Tensor, picks: Tensor, kind: str) -> _Shown | None:
+def _among(
+    engine: PerExample, x: Tensor, y: Tensor, picks: Tensor, kind: str, kept: Snapshot
+) -> _Shown | None:
     """Results of picked examples among replacements; None if the model refuses these."""
     rows = picks.repeat_interleave(engine.views).to(x.device)
     if kind == "random" or not bool(picks.any()):
@@ -247,7 +249,7 @@ def _among(engine: PerExample, x: Tensor, y: Tensor, picks: Tensor, kind: str) -
             raise
         return None
     tensors = _tensors(found, found.squared_norms(), picks, engine.views)
-    return _Shown([t.clone() for t in tensors], Snapshot(engine.model, engine.loss))
+    return _Shown([t.clone() for t in tensors], Snapshot(engine.model, engine.loss, like=kept))
 
 
 def _tensors(found: PerExampleGradients, norms: Tensor, picks: Tensor, views: int) -> list[Tensor]:

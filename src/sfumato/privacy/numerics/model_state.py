@@ -41,10 +41,14 @@ class Snapshot:
     Parameters and buffers by value, attributes and everything they hold, classes, closures, extra
     state, and the hooks that are registered. Random number generators owned by a model are
     restored, but a draw from them does not count as a difference.
+
+    Args:
+        parts: Modules and callables.
+        like: An earlier snapshot of the same parts, whose copies of unchanged tensors are shared.
     """
 
-    def __init__(self, *parts: object) -> None:
-        self._graph = ObjectGraph()
+    def __init__(self, *parts: object, like: Snapshot | None = None) -> None:
+        self._graph = ObjectGraph(None if like is None else like._graph)
         self._extra: dict[str, _Extra] = {}
         self._hooks: dict[str, tuple[dict[int, Any], dict[int, Any]]] = {}
         for place, part in enumerate(parts):
@@ -64,9 +68,13 @@ class Snapshot:
             hooks = getattr(module, kind)
             self._hooks[f"{prefix}{kind}"] = hooks, dict(hooks)
 
-    def put_back(self) -> None:
-        """Restore this state of the modules, in the very same tensors, and remove later hooks."""
-        self._graph.put_back()
+    def put_back(self, now: Snapshot | None = None) -> None:
+        """Restore this state of the modules, in the very same tensors, and remove later hooks.
+
+        Args:
+            now: A snapshot of the present state made with `like=self`, which saves comparisons.
+        """
+        self._graph.put_back(None if now is None else now._graph)
         for extra in self._extra.values():
             if extra.seen.first_difference(_graph(extra.module.get_extra_state())) is not None:
                 extra.module.set_extra_state(copy.deepcopy(extra.value))

@@ -58,12 +58,17 @@ class ObjectGraph:
     defaults and bound objects of functions. Random number generators are restored, but not
     compared: a draw moves them whatever the data are.
 
+    Args:
+        like: An earlier graph of the same objects, whose copies of unchanged tensors are shared.
+
     Attributes:
         values: A copy of each value by its name.
         parameters: The names of parameters.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, like: ObjectGraph | None = None) -> None:
+        self._like = {} if like is None else like._tensors
+        self._tensors: dict[str, tuple[Tensor, Tensor]] = {}
         self.values: dict[str, Any] = {}
         self.parameters: list[str] = []
         self._generators: dict[str, Any] = {}
@@ -77,11 +82,20 @@ class ObjectGraph:
         while self._waiting:
             self._visit(*self._waiting.popleft())
 
-    def put_back(self) -> None:
-        """Restore the values of all objects, in the very same objects."""
+    def put_back(self, now: ObjectGraph | None = None) -> None:
+        """Restore the values of all objects, in the very same objects.
+
+        Args:
+            now: The graph of the present state, if it is known: a tensor whose copy it shares with
+                this one has not changed.
+        """
         with torch.no_grad():
             for restore in self._restores:
                 restore()
+            for name, (held, copy) in self._tensors.items():
+                shared = now is not None and now.values.get(name) is copy
+                if not shared and not same(held, copy):
+                    _overwrite(held, copy)
 
     def same_draws(self, other: ObjectGraph) -> bool:
         """Tell whether no random number generator has moved between the two."""
@@ -133,8 +147,10 @@ class ObjectGraph:
     def _tensor(self, name: str, value: Tensor) -> None:
         if isinstance(value, nn.Parameter):
             self.parameters.append(name)
-        copy = self.values[name] = value.detach().clone()
-        self._restores.append(lambda: None if same(value, copy) else _overwrite(value, copy))
+        held, copy = self._like.get(name, (None, None))
+        if held is not value or copy is None or not same(value, copy):
+            copy = value.detach().clone()
+        self.values[name], self._tensors[name] = copy, (value, copy)
 
     def _array(self, name: str, value: np.ndarray[Any, Any]) -> None:
         copy = value.copy()
@@ -314,6 +330,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _same_tensors(a: Tensor, b: Tensor) -> bool:
+    if a is b:
+        return True
     if a.dtype != b.dtype or a.layout != b.layout or a.is_nested != b.is_nested:
         return False
     if a.is_nested:
