@@ -153,7 +153,7 @@ class PerExample:
                     f"The model writes into its parameter '{name}' when it runs: what it has seen "
                     "of the data would be released without noise. Training cannot go on."
                 )
-        return found.first(examples) if size > examples else found
+        return found.some(slice(examples)) if size > examples else found
 
     def knows(self, x: Tensor, y: Tensor) -> bool:
         """Tell whether batches like this one have been checked, with the model as it is now."""

@@ -46,8 +46,11 @@ def compare(model: nn.Module, x: Tensor, y: Tensor, views: int) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=0)
     for u, v in zip(ours.tensors, wanted.tensors, strict=True):
         torch.testing.assert_close(u, v)
-    weights = torch.tensor([[0.3], [1.0], [0.7]]).double()
-    for u, v in zip(ours.weighted_sum(weights), wanted.weighted_sum(weights), strict=True):
+    for weights in (torch.tensor([[0.3], [1.0], [0.7]]), torch.tensor([[0.0], [0.5], [0.0]])):
+        sums = ours.weighted_sum(weights.double()), wanted.weighted_sum(weights.double())
+        for u, v in zip(*sums, strict=True):
+            torch.testing.assert_close(u, v)
+    for u, v in zip(ours.some([2, 0]).tensors, wanted.some([2, 0]).tensors, strict=True):
         torch.testing.assert_close(u, v)
 
 

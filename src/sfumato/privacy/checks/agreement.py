@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -68,14 +66,3 @@ def bookkeeping_error(ours: Gradients, reference: Gradients) -> float:
 
 def _rows(t: Tensor) -> Tensor:
     return t.reshape(t.shape[0], -1)
-
-
-def picked(gradients: Gradients, picks: Iterable[int]) -> Gradients:
-    """The gradients of some of the examples."""
-    index = list(picks)
-    tensors = [None if t is None else t[index] for t in gradients.tensors]
-    outputs = gradients.outputs
-    if outputs is not None:
-        views = outputs.shape[0] // max(1, len(gradients.losses))
-        outputs = outputs[[i * views + view for i in index for view in range(views)]]
-    return Gradients(gradients.names, gradients.shapes, tensors, gradients.losses[index], outputs)

@@ -18,7 +18,6 @@ from sfumato.memory import out_of_memory
 from sfumato.privacy.checks.agreement import (
     bookkeeping_error,
     errors,
-    picked,
     rounding,
     tolerance,
 )
@@ -268,7 +267,7 @@ def _compared(trial: _Trial, run: _Run, x: Tensor, y: Tensor, state: Snapshot) -
     examples = y.shape[0]
     ours = run(x, y)
     picks = range(examples) if examples <= 3 else (0, examples // 2, examples - 1)
-    some, reference = picked(ours, picks), _alone(trial.objective, x, y, picks, state)
+    some, reference = ours.some(list(picks)), _alone(trial.objective, x, y, picks, state)
     worst = max(errors(some, reference).values(), default=0.0)
     if examples <= 3:
         worst = max(worst, bookkeeping_error(ours, reference))
@@ -319,8 +318,7 @@ def _by_size(
     if not moved <= allowed:
         return _SIZE.format("outputs", moved)
     each = [
-        max(errors(picked(ours, [k]), picked(few, [k])).values(), default=0.0)
-        for k in range(len(picks))
+        max(errors(ours.some([k]), few.some([k])).values(), default=0.0) for k in range(len(picks))
     ]
     if max(each) <= allowed:
         return ""
@@ -331,7 +329,7 @@ def _by_size(
     with held(twin.model, trial.comparison):
         state = Snapshot(twin.model)
         wide, targets = widened(x), widened(y)
-        found = picked(_runner(trial.engine.on(twin), state)(wide, targets), picks)
+        found = _runner(trial.engine.on(twin), state)(wide, targets).some(list(picks))
         moved = max(errors(found, _alone(twin, wide, targets, picks, state)).values(), default=0.0)
     return "" if moved <= tolerance(torch.float64) else _SIZE.format("gradients", moved)
 

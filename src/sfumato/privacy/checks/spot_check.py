@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
-from sfumato.privacy.checks.agreement import picked, rounding, tolerance
+from sfumato.privacy.checks.agreement import rounding, tolerance
 from sfumato.privacy.checks.isolation import LOOSE
 from sfumato.privacy.checks.model_under_test import double_of, widened
 from sfumato.privacy.checks.random_inputs import random_rows
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
-from sfumato.privacy.engines.results import Gradients, PerExampleGradients
+from sfumato.privacy.engines.results import Gradients, PerExampleGradients, rows_of
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import RandomState, Snapshot, undisturbed
 from sfumato.privacy.numerics.precision import full_precision
@@ -324,8 +324,7 @@ def _outputs_agree(engine: PerExample, found: PerExampleGradients, alone: _Alone
     """Tell whether examples have the same outputs in the batch and alone, up to rounding."""
     if found.outputs is None or alone.gradients.outputs is None:
         return True
-    views = engine.views
-    ours = found.outputs[[i * views + view for i in alone.picks.tolist() for view in range(views)]]
+    ours = rows_of(found.outputs, alone.picks.tolist(), engine.views)
     finite = ours.isfinite() & alone.gradients.outputs.isfinite()
     wanted = alone.gradients.outputs.where(finite, 0)
     return distance(wanted, ours.where(finite, 0)) <= rounding(engine.narrowest)
@@ -343,7 +342,7 @@ def _agree_in_double(
         state = Snapshot(twin.model)
         try:
             wide, targets = (widened(t) for t in engine.as_run(x, y))
-            ours = picked(engine.engine.on(twin).gradients(wide, targets), alone.picks.tolist())
+            ours = engine.engine.on(twin).gradients(wide, targets).some(alone.picks.tolist())
             state.put_back()
             wanted = one_at_a_time(
                 twin.model, widened(alone.rows), widened(alone.targets),
@@ -384,6 +383,5 @@ def _slope(engine: PerExample, alone: _Alone) -> float:
 
 def _one(found: PerExampleGradients, example: int) -> Tensor:
     """The whole gradient of one example, as one vector."""
-    weights = torch.zeros(len(found.losses), 1, dtype=torch.float64, device=found.losses.device)
-    weights[example] = 1
-    return torch.cat([t.flatten().double() for t in found.weighted_sum(weights)])
+    weight = torch.ones(1, 1, dtype=torch.float64, device=found.losses.device)
+    return torch.cat([t.flatten().double() for t in found.some([example]).weighted_sum(weight)])

@@ -18,6 +18,7 @@ from torch import Tensor
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
 from sfumato.privacy.engines.convolution_gradients import conv_weight_gradients
+from sfumato.privacy.engines.results import Examples, rows_of
 from sfumato.privacy.engines.stored_gradients import at_least_float32
 from sfumato.privacy.numerics.rescaling import rescaled
 
@@ -75,6 +76,9 @@ class DeferredFilters:
         Guarantee: An example contributes its gradient times its weight, exactly nothing if its
         weight is zero. In float64 the order of examples does not matter.
         """
+        used = weights.nonzero().flatten().tolist()
+        if 2 * len(used) <= len(weights):
+            return self.some(used).weighted_sum(weights[used])
         x, d = rescaled(self.x, self.d, weights, self.at.views)
         at, positions = self.at, d.shape[2] * d.shape[3]
         total = x.new_zeros(d.shape[1], self.weight[0].numel(), dtype=torch.float64)
@@ -85,10 +89,10 @@ class DeferredFilters:
             total += gradients.transpose(0, 1).flatten(1).double() @ by_place.double()
         return total.view(self.weight.shape)
 
-    def first(self, examples: int) -> DeferredFilters:
-        """The gradients of the first examples only."""
-        rows = examples * self.at.views
-        return DeferredFilters(self.x[:rows], self.d[:rows], self.weight, self.at)
+    def some(self, examples: Examples) -> DeferredFilters:
+        """The gradients of some examples only."""
+        x, d = (rows_of(t, examples, self.at.views) for t in (self.x, self.d))
+        return DeferredFilters(x, d, self.weight, self.at)
 
 
 @dataclass
@@ -135,10 +139,10 @@ class DeferredMatrix:
         x, d = rescaled(self.x, self.d, weights, self.views)
         return d.transpose(0, 1).double() @ x.double()
 
-    def first(self, examples: int) -> DeferredMatrix:
-        """The gradients of the first examples only."""
-        rows = examples * self.views
-        return DeferredMatrix(self.x[:rows], self.d[:rows], self.views)
+    def some(self, examples: Examples) -> DeferredMatrix:
+        """The gradients of some examples only."""
+        x, d = (rows_of(t, examples, self.views) for t in (self.x, self.d))
+        return DeferredMatrix(x, d, self.views)
 
 
 def conv_pays(weight: Tensor, length: int) -> bool:

@@ -25,6 +25,7 @@ from sfumato.privacy.engines.compiled_forward import Forward
 from sfumato.privacy.engines.cuda_graphs import Pool, Replayed
 from sfumato.privacy.engines.keyed_draws import RowSeeds
 from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.engines.results import Examples, rows_of
 from sfumato.privacy.engines.slots import NotCompiled, Slots
 from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.engines.stored_gradients import (
@@ -89,17 +90,18 @@ class Fused:
         """
         return self._sums(weights.float())
 
-    def first(self, examples: int) -> Fused:
-        """The gradients of the first examples only; the others have weight zero."""
-        rest = len(self.losses) - examples
-        outputs = self.outputs
+    def some(self, examples: Examples) -> Fused:
+        """The gradients of some examples only; the others have weight zero."""
+        count, outputs = len(self.losses), self.outputs
         if outputs is not None:
-            outputs = outputs[: examples * (len(outputs) // len(self.losses))]
+            outputs = rows_of(outputs, examples, len(outputs) // count)
 
         def summed(weights: Tensor) -> list[Tensor]:
-            return self._sums(torch.nn.functional.pad(weights, (0, 0, 0, rest)))
+            every = weights.new_zeros(count, weights.shape[1])
+            every[examples] = weights
+            return self._sums(every)
 
-        return Fused(self.names, self.losses[:examples], outputs, self._squared[:examples], summed)
+        return Fused(self.names, self.losses[examples], outputs, self._squared[examples], summed)
 
 
 @contextmanager

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from sfumato.privacy.numerics.precision import full_precision, widest
 
+Examples = slice | list[int]
+"""Some of the examples of a batch; a slice takes them without a copy."""
+
 _CHUNK = 256
 """Squares summed in float32 before float64 takes over: at most 256 roundings of 2^-24 each keep
 the norm right to 8e-6 in any order of summation, within the clipping rules' margin of 1e-5."""
@@ -45,6 +48,10 @@ class PerExampleGradients(Protocol):
         """
         ...
 
+    def some(self, examples: Examples) -> PerExampleGradients:
+        """The gradients of some examples only."""
+        ...
+
 
 class Deferred(Protocol):
     """Per-example gradients of one parameter that are materialised only on request."""
@@ -61,8 +68,8 @@ class Deferred(Protocol):
         """The weighted sum; an example of weight zero adds exactly nothing."""
         ...
 
-    def first(self, examples: int) -> Deferred:
-        """The gradients of the first examples only."""
+    def some(self, examples: Examples) -> Deferred:
+        """The gradients of some examples only."""
         ...
 
 
@@ -89,16 +96,16 @@ class Gradients:
     def __post_init__(self) -> None:
         self._blocks = [_block(t) if isinstance(t, Tensor) else t for t in self.parts]
 
-    def first(self, examples: int) -> Gradients:
-        """The gradients of the first examples only, without copying them."""
-        views = self.outputs.shape[0] // len(self.losses) if self.outputs is not None else 1
-        return Gradients(
-            self.names,
-            self.shapes,
-            [_first(part, examples) for part in self.parts],
-            self.losses[:examples],
-            None if self.outputs is None else self.outputs[: examples * views],
-        )
+    def some(self, examples: Examples) -> Gradients:
+        """The gradients of some examples only."""
+        parts = [
+            part if part is None else part[examples] if isinstance(part, Tensor)
+            else part.some(examples)
+            for part in self.parts
+        ]  # fmt: skip
+        views = self.outputs.shape[0] // max(1, len(self.losses)) if self.outputs is not None else 1
+        outputs = None if self.outputs is None else rows_of(self.outputs, examples, views)
+        return Gradients(self.names, self.shapes, parts, self.losses[examples], outputs)
 
     @property
     def tensors(self) -> list[Tensor | None]:
@@ -152,10 +159,9 @@ class Gradients:
         return sums
 
 
-def _first(part: Tensor | Deferred | None, examples: int) -> Tensor | Deferred | None:
-    if part is None or isinstance(part, Tensor):
-        return None if part is None else part[:examples]
-    return part.first(examples)
+def rows_of(t: Tensor, examples: Examples, views: int) -> Tensor:
+    """The rows of some examples of `views` rows each."""
+    return t.view(-1, views, *t.shape[1:])[examples].flatten(0, 1)
 
 
 def _accumulation(dtype: torch.dtype) -> torch.dtype:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.memory import out_of_memory
-from sfumato.privacy.checks.agreement import errors, picked, tolerance
+from sfumato.privacy.checks.agreement import errors, tolerance
 from sfumato.privacy.checks.isolation import LOOSE, without
 from sfumato.privacy.checks.model_under_test import (
     Comparison,
@@ -155,7 +155,7 @@ def gradients_agree(
         picks = sorted({0, 1, examples // 2, examples - 1})
         rows = torch.cat([x[i * views : (i + 1) * views] for i in picks])
         reference = trial.alone(rows, y[picks], views=views)
-        ours = picked(trial.run(x, y, views=views), picks)
+        ours = trial.run(x, y, views=views).some(picks)
         for name, error in errors(ours, reference).items():
             table[name] = max(error, table.get(name, 0.0))
     worst = max(table, key=lambda name: table[name], default="")
