@@ -6,7 +6,7 @@ the global random states as they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,46 +14,25 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
-from sfumato.memory import out_of_memory
-from sfumato.privacy.checks.agreement import (
-    bookkeeping_error,
-    errors,
-    rounding,
-    tolerance,
-)
-from sfumato.privacy.checks.isolation import LOOSE, look, without
+from sfumato.privacy.checks.engine_trial import MOVES, Trial, objection, outputs_by_size
 from sfumato.privacy.checks.loss_isolation import refuse_mixing_loss
 from sfumato.privacy.checks.model_isolation import refuse_mixing_at, refuse_mixing_model
 from sfumato.privacy.checks.model_under_test import (
     Comparison,
     Draws,
-    converted,
     double_of,
-    held,
     how_to_compare,
     narrowest,
-    widened,
     without_zeros,
 )
-from sfumato.privacy.checks.random_inputs import CUT, KINDS, replacement
 from sfumato.privacy.checks.refusals import refuse_mixing_layers
 from sfumato.privacy.engines.engine import Engine
-from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
 from sfumato.privacy.engines.operators import Operators
-from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.engines.vectorised import Vectorised
-from sfumato.privacy.numerics.distance import distance
-from sfumato.privacy.numerics.model_state import Snapshot, seed, undisturbed
+from sfumato.privacy.numerics.model_state import undisturbed
 from sfumato.privacy.numerics.precision import any_algorithm, full_precision
-
-_MOVES = "changing one example moves the gradients of others"
-
-_SIZE = "the number of examples in a batch moves the {} by {:.1e}"
-
-_SUMS = 1e-12
-"""Relative difference of norms that the order of sums in float64 explains, on any device."""
 
 _ENOUGH = 32
 """Number of examples for the check of a pass that is only the reference of another."""
@@ -76,39 +55,7 @@ class Choice:
     @property
     def found_mixing(self) -> bool:
         """Tell whether examples moved each other's gradients where they ran together."""
-        return any(reason.startswith(_MOVES) for reason in self.passed_over.values())
-
-
-@dataclass
-class _Trial:
-    """An engine under test, with everything that its comparisons need.
-
-    Attributes:
-        engine: The engine.
-        draws: Random inputs and targets.
-        dtype: The type that inputs are converted to.
-        computed_in: The least precise type of the computation.
-        comparison: The mode in which the model can be compared with itself.
-        confirmed: Whether the engine is compared in float64 too.
-        double: Returns the objective with a copy of the model in float64, if there can be one.
-    """
-
-    engine: Engine
-    draws: Draws
-    dtype: torch.dtype
-    computed_in: torch.dtype
-    comparison: Comparison
-    confirmed: bool
-    double: Callable[[], Objective | None]
-
-    @property
-    def objective(self) -> Objective:
-        return self.engine.objective
-
-    def batch(self, examples: int) -> tuple[Tensor, Tensor]:
-        """Random inputs and targets for some examples."""
-        x = self.draws.x(examples * self.objective.views)
-        return converted(x, self.dtype), converted(self.draws.y(examples), self.dtype)
+        return any(reason.startswith(MOVES) for reason in self.passed_over.values())
 
 
 @contextmanager
@@ -144,33 +91,27 @@ def choose_engine(
         draws = Draws.for_objective(objective, x, y)
         own = narrowest(objective.model, draws.x(objective.views))
         comparison: Comparison = "not at all"
-        twin: Objective | None = None
         if check:
             refuse_mixing_loss(objective, draws, x.shape[0])
             refuse_mixing_model(objective, draws, x.shape[0])
             comparison = how_to_compare(objective.model, draws.x(3))
-            twin = double_of(objective, draws.x(objective.views), draws.y(1))
-        last = y.shape[0] if not compiled else min(y.shape[0], _ENOUGH)
-        large = last if check and y.shape[0] > 3 else None
+        size = min(y.shape[0], _ENOUGH) if compiled else y.shape[0]
+        trial = _trial(objective, draws, size if check else 3, own, comparison)
         for engine in _candidates(objective, draws.x(objective.views)):
-            trial = _Trial(
-                engine, draws, draws.like_x.dtype, own, comparison, twin is not None, lambda: twin
-            )
-            objection = _objection_in_double(trial) if twin is not None else None
-            objection = objection or _objection(trial, (2, 3, *([large] if large else [])))
-            if large and y.shape[0] > large and isinstance(engine, Operators):
-                objection = objection or _outputs_by_size(trial, y.shape[0])
-            if objection is None:
+            said = objection(trial, engine, (2, 3))
+            if check and y.shape[0] > size and isinstance(engine, Operators):
+                said = said or outputs_by_size(trial, draws.x(x.shape[0]))
+            if said is None:
                 passed_over.pop(engine.name, None)
                 return Choice(engine, own, passed_over)
-            if objection.startswith(_MOVES) and isinstance(engine, Vectorised):
+            if said.startswith(MOVES) and isinstance(engine, Vectorised):
                 # The model ran on one example at a time, so the cause is the loss or kept state.
                 raise UserError(
-                    f"This model cannot be trained with differential privacy: {objection}, even if "
+                    f"This model cannot be trained with differential privacy: {said}, even if "
                     "each runs through the model alone. Look at the loss, and at what model and "
                     "loss keep between calls."
                 )
-            passed_over[engine.name] = objection
+            passed_over[engine.name] = said
     return Choice(OneAtATime(objective), own, passed_over)
 
 
@@ -186,17 +127,21 @@ def _candidates(objective: Objective, x: Tensor) -> Iterator[Engine]:
     yield Vectorised(objective)
 
 
-def _objection_in_double(trial: _Trial) -> str | None:
-    """The reason why an engine is not right for the copy of the model in float64, or None."""
-    twin = trial.double()
-    assert twin is not None
-    wide = torch.float64
-    return _objection(
-        _Trial(
-            trial.engine.on(twin), trial.draws, wide, wide, trial.comparison, True, trial.double
-        ),
-        (2, 3),
-    )
+def _trial(
+    objective: Objective,
+    draws: Draws,
+    examples: int,
+    computed_in: torch.dtype,
+    comparison: Comparison,
+) -> Trial:
+    """The trial on a random batch of so many examples, at least three."""
+    size = max(3, examples)
+    x, y = draws.x(size * objective.views), draws.y(size)
+
+    def double() -> Objective | None:
+        return double_of(objective, draws.x(objective.views), draws.y(1))
+
+    return Trial(objective, x, y, computed_in, comparison, double)
 
 
 def holds_at_size(engine: Engine, x: Tensor, y: Tensor, computed_in: torch.dtype) -> bool:
@@ -217,180 +162,7 @@ def holds_at_size(engine: Engine, x: Tensor, y: Tensor, computed_in: torch.dtype
         refuse_mixing_loss(objective, draws, x.shape[0])
         if x.shape[0] > 1:
             refuse_mixing_at(objective, draws, x.shape[0])
-        trial = _Trial(
-            engine, draws, x.dtype, computed_in, how_to_compare(objective.model, draws.x(3)), True,
-            lambda: double_of(objective, draws.x(objective.views), draws.y(1)),
-        )  # fmt: skip
-        return _objection(trial, (y.shape[0],)) is None
-
-
-def _objection(trial: _Trial, sizes: Iterable[int]) -> str | None:
-    """The reason why an engine is not right for a model, or None.
-
-    Up to three examples are compared with the reference one by one. In larger batches a sample of
-    examples is compared, whose gradients must be the same, up to rounding, in a batch of their own.
-    In each size, no example's gradient may move with another's.
-    """
-    objective = trial.objective
-    state = Snapshot(objective.model)
-    run = _runner(trial.engine, state)
-    try:
-        for examples in sizes:
-            x, y = trial.batch(examples)
-            if examples <= 3:
-                changes = [(examples - 1, KINDS[-1])]
-                if examples == 3 and trial.dtype == trial.draws.like_x.dtype:
-                    # A model may sort rows, and only such examples change the order.
-                    changes += [(0, "zeros"), (0, CUT), (2, CUT), (1, "large"), (2, "opposite")]
-                if said := _moves_with(run, x, y, changes, objective.views, run(x, y)):
-                    return said
-            if trial.comparison != "not at all":
-                with held(objective.model, trial.comparison):
-                    if said := _compared(trial, run, x, y, state):
-                        return said
-    except UserError:
-        raise
-    except NotPerOperator as reason:
-        return str(reason)
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    return None
-
-
-_Run = Callable[[Tensor, Tensor], Gradients]
-
-
-def _compared(trial: _Trial, run: _Run, x: Tensor, y: Tensor, state: Snapshot) -> str:
-    """A sentence if the gradients of a batch differ from those of the reference, else empty."""
-    examples = y.shape[0]
-    ours = run(x, y)
-    picks = range(examples) if examples <= 3 else (0, examples // 2, examples - 1)
-    some, reference = ours.some(list(picks)), _alone(trial.objective, x, y, picks, state)
-    worst = max(errors(some, reference).values(), default=0.0)
-    if examples <= 3:
-        worst = max(worst, bookkeeping_error(ours, reference))
-    if not worst <= tolerance(trial.computed_in, confirmed=trial.confirmed):
-        return f"the gradients differ from the reference by {worst:.1e}"
-    if examples <= 3:
-        return ""
-    if trial.dtype != torch.float64 and (said := _by_size(trial, run, x, y, picks, some)):
-        return said
-    changes = [(examples // 3, KINDS[-1])]
-    return _moves_with(run, x, y, changes, trial.objective.views, ours)
-
-
-def _runner(engine: Engine, state: Snapshot) -> _Run:
-    """A function that takes gradients by an engine, each time from the same state."""
-
-    def run(x: Tensor, y: Tensor) -> Gradients:
-        seed(engine.objective.model)
-        try:
-            return engine.gradients(x.clone(), y)
-        finally:
-            state.put_back()
-
-    return run
-
-
-def _by_size(
-    trial: _Trial, run: _Run, x: Tensor, y: Tensor, picks: Sequence[int], ours: Gradients
-) -> str:
-    """A sentence if picked examples differ in a batch of their own by more than rounding.
-
-    Outputs are continuous, so rounding moves them little. Gradients jump where an activation lies
-    at a kink: if they differ, the same batch in float64 decides, where this hardly ever happens.
-
-    Args:
-        trial: The engine under test.
-        run: From inputs and targets to gradients.
-        x: A batch of the size in use.
-        y: Its targets.
-        picks: The examples that are compared.
-        ours: Their results in that batch.
-    """
-    allowed = rounding(trial.computed_in)
-    few = run(_rows_of(x, picks, trial.objective.views), y[list(picks)])
-    moved = 0.0
-    if ours.outputs is not None and few.outputs is not None:
-        moved = distance(few.outputs, ours.outputs)
-    if not moved <= allowed:
-        return _SIZE.format("outputs", moved)
-    each = [
-        max(errors(ours.some([k]), few.some([k])).values(), default=0.0) for k in range(len(picks))
-    ]
-    if max(each) <= allowed:
-        return ""
-    twin = trial.double()
-    if twin is None:
-        # A kink affects some examples, a dependence on the batch size affects all.
-        return "" if min(each) <= allowed else _SIZE.format("gradients", min(each))
-    with held(twin.model, trial.comparison):
-        state = Snapshot(twin.model)
-        wide, targets = widened(x), widened(y)
-        found = _runner(trial.engine.on(twin), state)(wide, targets).some(list(picks))
-        moved = max(errors(found, _alone(twin, wide, targets, picks, state)).values(), default=0.0)
-    return "" if moved <= tolerance(torch.float64) else _SIZE.format("gradients", moved)
-
-
-def _outputs_by_size(trial: _Trial, examples: int) -> str | None:
-    """A sentence if the outputs of some examples differ in a batch of full size, or None."""
-    if trial.comparison == "not at all":
-        return None
-    model, views = trial.objective.model, trial.objective.views
-    x, picks = trial.draws.x(examples * views), (0, examples // 2, examples - 1)
-    with held(model, trial.comparison):
-        few = look(model, _rows_of(x, picks, views), None).outputs
-        many = _rows_of(look(model, x, None).outputs, picks, views)
-    moved = distance(few, many)
-    return None if moved <= rounding(trial.computed_in) else _SIZE.format("outputs", moved)
-
-
-def _rows_of(x: Tensor, picks: Iterable[int], views: int) -> Tensor:
-    return torch.cat([x[i * views : (i + 1) * views] for i in picks])
-
-
-def _moves_with(
-    run: _Run,
-    x: Tensor,
-    y: Tensor,
-    changes: Iterable[tuple[int, str]],
-    views: int,
-    baseline: Gradients,
-) -> str:
-    """A sentence if other examples' norms and losses move when one example is replaced."""
-    norms, losses = baseline.squared_norms(), baseline.losses
-    del baseline
-    moved = 0.0
-    for j, kind in changes:
-        changed = x
-        for row in range(j * views, (j + 1) * views):
-            changed = replacement(changed, row, kind)
-        try:
-            after = run(changed, y)
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            continue
-        others = without(y.shape[0], j).to(norms.device)
-        moved = max(
-            moved,
-            distance(norms[others], after.squared_norms()[others]),
-            distance(losses[others], after.losses[others]),
-        )
-    if moved == 0:
-        return ""
-    repeats = distance(norms, run(x, y).squared_norms()) == 0
-    loose = _SUMS if repeats else LOOSE.get(x.dtype, 1e-2)
-    return f"{_MOVES} by {moved:.1e}" if moved > loose else ""
-
-
-def _alone(
-    objective: Objective, x: Tensor, y: Tensor, picks: Iterable[int], state: Snapshot
-) -> Gradients:
-    rows = _rows_of(x, picks, objective.views)
-    try:
-        return OneAtATime(objective).gradients(rows, y[list(picks)])
-    finally:
-        state.put_back()
+        comparison = how_to_compare(objective.model, draws.x(3))
+        trial = _trial(objective, draws, y.shape[0], computed_in, comparison)
+        small = (y.shape[0],) if y.shape[0] <= 3 else ()
+        return objection(trial, engine, small) is None

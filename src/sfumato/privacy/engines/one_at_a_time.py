@@ -14,9 +14,17 @@ from sfumato.privacy.numerics.model_state import Snapshot
 
 
 def one_at_a_time(
-    model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy, views: int = 1
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    loss: Loss = cross_entropy,
+    views: int = 1,
+    state: Snapshot | None = None,
 ) -> Gradients:
     """Per-example gradients, each from a forward and a backward pass of its own.
+
+    `state` is a snapshot of the model as it is now, if there is one already.
 
     Guarantee: No example can reach another, whatever the model does, except through state that the
     model hides from `Snapshot`: the state that it keeps between calls is put back before every
@@ -24,7 +32,7 @@ def one_at_a_time(
     """
     objective = Objective(model, loss, views)
     parameters = objective.trainable
-    state = Snapshot(model)
+    state = state or Snapshot(model)
     found: list[list[Tensor]] = []
     losses, outputs = [], []
     for i in range(y.shape[0]):

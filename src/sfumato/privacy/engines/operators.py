@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -77,8 +77,12 @@ class Operators(Engine):
         self._programs: dict[object, Program] = {}
 
     def on(self, objective: Objective) -> Self:
-        """The same engine for another objective."""
-        return type(self)(objective, book_keeping=self.book_keeping)
+        """The same engine, with the same contacts, for a copy of the model."""
+        other = type(self)(objective, book_keeping=self.book_keeping)
+        for key, program in self._programs.items():
+            opaque = {name: objective.model.get_submodule(name) for name in program.opaque}
+            other._programs[key] = replace(program, opaque=opaque)
+        return other
 
     def paths(self) -> list[Path]:
         """The path of each module that owns trained parameters, by the last program."""
@@ -122,7 +126,7 @@ class Operators(Engine):
         """
         names = tuple(self.objective.trainable) if names is None else names
         state = tuple(module.training for module in self.objective.model.modules())
-        key = tuple(x.shape[1:]), x.dtype, x.device, names, state
+        key = tuple(x.shape[1:]), x.is_floating_point(), x.device, names, state
         if key not in self._programs:
             self._programs[key] = self._found(x)
         return self._programs[key]
