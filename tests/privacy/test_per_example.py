@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from sfumato.errors import UserError
-from sfumato.privacy import PerExample, one_at_a_time
+from sfumato.privacy import (
+    Flat,
+    GaussianNoise,
+    PerExample,
+    PoissonSampler,
+    PrivateGradients,
+    one_at_a_time,
+)
 from sfumato.privacy.checks.agreement import errors
 from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
@@ -271,15 +278,60 @@ def test_padding_to_a_checked_size_changes_nothing(views: int) -> None:
     assert not sizes & {17, 18, 19}
 
 
-def test_a_loader_of_varying_batches_is_checked_in_few_sizes() -> None:
+def sizes_checked(engine: PerExample) -> list[int]:
+    return sorted(size for known in engine._checked.values() for size in known)
+
+
+def private(model: nn.Module) -> PrivateGradients:
+    return PrivateGradients(
+        model, sampler=PoissonSampler(600, 64), clipping=Flat(1.0), noise=GaussianNoise(1.0)
+    )
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "drawn"])
+def test_draws_of_varying_sizes_are_checked_in_two_sizes(order: str) -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    engine = PerExample(model)
-    x, y = torch.randn(90, 6), torch.arange(90) % 3
-    sizes: set[int] = set()
-    model.register_forward_pre_hook(lambda m, args: sizes.add(len(args[0])))
-    for size in range(50, 90):
-        engine(x[:size], y[:size])
-    assert len([size for size in sizes if size >= 50]) <= 9, sizes
+    mechanism, x, y = private(model), torch.randn(90, 6), torch.arange(90) % 3
+    sizes = list(range(50, 86))
+    if order == "drawn":
+        sizes = torch.poisson(torch.full((300,), 64.0), torch.Generator().manual_seed(2)).int()
+        sizes = sizes.clamp(40, 90).tolist()
+    ran: list[int] = []
+    model.register_forward_pre_hook(lambda m, args: ran.append(len(args[0])))
+    used = 0
+    for step, size in enumerate(sizes if order != "descending" else sizes[::-1]):
+        if step == 10:  # Checks are over by then.
+            ran.clear()
+        used += size if step >= 10 else 0
+        mechanism.backward(x[:size], y[:size])
+        assert mechanism.released == step + 1
+    assert len(sizes_checked(mechanism.per_example)) <= 2
+    if order == "drawn":
+        assert sum(ran) < 1.25 * used
+
+
+def test_a_halved_draw_has_the_gradients_of_a_whole_one() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(80, 6), torch.arange(80) % 3
+    found = []
+    for before in ([50, 52], []):
+        mechanism = private(model)
+        for size in before:
+            mechanism.backward(x[:size], y[:size])
+        assert mechanism.per_example.at_once(x, y) == (40 if before else 80)
+        statistics = mechanism.backward(x, y)
+        assert statistics.examples == 80
+        found.append(statistics.loss)
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_batches_that_stay_small_are_checked_in_a_size_of_their_own() -> None:
+    model = nn.Linear(6, 3)
+    engine, x, y = PerExample(model), torch.randn(64, 6), torch.arange(64) % 3
+    engine(x, y)
+    for _ in range(5):
+        engine(x[:9], y[:9])
+    assert sizes_checked(engine) == [11, 64]
 
 
 def test_a_batch_on_another_device_than_the_model_is_refused() -> None:

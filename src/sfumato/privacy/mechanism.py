@@ -246,7 +246,8 @@ class PrivateGradients:
         Args:
             x: `(examples * views, ...)` inputs of one draw, or of a rank's share; possibly none.
             y: `(examples,)` targets.
-            physical_batch: Most examples to process at once; all if None.
+            physical_batch: Most examples to process at once. All if None, or half of a draw that is
+                larger than the sizes that were checked before.
 
         Raises:
             UserError: Something has been accumulated since the last release, or as `accumulate`.
@@ -256,7 +257,7 @@ class PrivateGradients:
                 "backward() takes a whole draw, and other examples were accumulated before it: "
                 "call release() or discard() first."
             )
-        size, views = physical_batch or max(1, len(y)), self.per_example.views
+        size, views = physical_batch or self.per_example.at_once(x, y), self.per_example.views
         try:
             for a in range(0, len(y), size):
                 self.accumulate(x[a * views : (a + size) * views], y[a : a + size])

@@ -5,6 +5,7 @@ The checks that find it run on the model itself before the first batch counts.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Literal
 
@@ -28,8 +29,8 @@ from sfumato.privacy.engines.results import Gradients, PerExampleGradients
 from sfumato.privacy.numerics.model_state import hook_keys
 from sfumato.privacy.numerics.precision import compiled_precision
 
-_MOST_PADDING = 1.25
-"""Largest factor by which a batch is padded to reach a size that was checked."""
+_CHECK = 16
+"""Batches whose computation is worth the checks of one more batch size."""
 
 
 class PerExample:
@@ -52,7 +53,7 @@ class PerExample:
         narrowest: The least precise floating-point type that the model computes in.
         proof: Whether isolation is proved besides being tested; None until `prove` is called.
 
-    Guarantee: Before the first batch of a new input shape, and again before one of another size
+    Guarantee: Before the first batch of a new input shape, and again before one of a larger size
     (batches are padded to few sizes; an example of padding adds exactly nothing), this very model
     is run on random inputs and targets. First with one example changed: if another example's output
     or the state that the model keeps moves, a `UserError` is raised. Then its per-example gradients
@@ -84,6 +85,7 @@ class PerExample:
         self.proof: Proof | None = None
         self._compiled: dict[object, dict[object, Compiled | None]] = {}
         self._checked: dict[object, dict[int, Engine]] = {}
+        self._padding = self._used = 0
         self._said = False
 
     @property
@@ -139,7 +141,7 @@ class PerExample:
         if examples == 0:
             return _empty(x, parameters)
         chosen = self._chosen(x, y, tuple(parameters))
-        if chosen is None:
+        if chosen is None or self._is_wasteful(examples, chosen[1]):
             chosen = self._choose(x, y)
             parameters = self.trainable  # A model may add or freeze some in its first call.
         self.engine, size = chosen
@@ -154,6 +156,14 @@ class PerExample:
                     "of the data would be released without noise. Training cannot go on."
                 )
         return found.some(slice(examples)) if size > examples else found
+
+    def at_once(self, x: Tensor, y: Tensor) -> int:
+        """Number of examples of a batch to process at once: half of it, if that saves a check."""
+        _check_inputs(x, y, self.views)
+        known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
+        most, examples = max(known, default=0), max(1, y.shape[0])
+        halved = self.check and len(known) > 1 and most < examples <= 2 * most
+        return -(-examples // 2) if halved else examples
 
     def knows(self, x: Tensor, y: Tensor) -> bool:
         """Tell whether batches like this one have been checked, with the model as it is now."""
@@ -211,22 +221,27 @@ class PerExample:
         examples = y.shape[0]
         known = self._checked.get(self._signature(x, names), {})
         for size in sorted(known):
-            alone = isinstance(known[size], OneAtATime)
-            if size == examples or (alone and examples < size):
-                return known[size], examples
-            if examples <= size and (not self.check or size <= _MOST_PADDING * examples):
-                return known[size], size if self.check else examples
+            if examples <= size:
+                padded = self.check and not isinstance(known[size], OneAtATime)
+                return known[size], size if padded else examples
         return None
+
+    def _is_wasteful(self, examples: int, size: int) -> bool:
+        """Count padding; tell whether checking a smaller size would have cost less by now."""
+        self._padding, self._used = self._padding + size - examples, self._used + examples
+        better = _with_room(examples)
+        return better < size and self._padding > max(self._used // 4, _CHECK * better)
 
     def _choose(self, x: Tensor, y: Tensor) -> tuple[Engine, int]:
         """Choose and check the engine for inputs like these, and the batch size to run.
 
-        The first batch runs as it is. Others are padded to one of a few sizes, so that only few
-        sizes have to be checked.
+        The first batch runs as it is. The next size has room for somewhat larger batches, so that
+        few sizes have to be checked.
         """
         _check_device(x, y, self.trainable)
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
-        size = _rung(y.shape[0]) if known and self.check else y.shape[0]
+        size = _with_room(y.shape[0]) if known and self.check else y.shape[0]
+        self._padding = self._used = 0
         x, y = _padded(x, y, size, self.views)
         engine = known[max(known)] if known else None
         if engine is not None and not self._still_right(engine, x, y):
@@ -302,10 +317,9 @@ def _empty(x: Tensor, parameters: dict[str, nn.Parameter]) -> Gradients:
     )
 
 
-def _rung(examples: int) -> int:
-    """The next of eight sizes per power of two, at most an eighth larger."""
-    step: int = 1 << max(0, examples.bit_length() - 4)
-    return -(-examples // step) * step
+def _with_room(examples: int) -> int:
+    """A batch size with room for draws that are larger by two standard deviations or a quarter."""
+    return examples + min(2 * math.isqrt(examples), examples // 4)
 
 
 def _padded(x: Tensor, y: Tensor, size: int, views: int) -> tuple[Tensor, Tensor]:
