@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from sound_models import CLASSES, SHAPE, SOUND
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from sfumato.bench import plain_networks
 from sfumato.errors import UserError
 from sfumato.privacy import (
     Flat,
@@ -21,6 +24,7 @@ from sfumato.privacy import (
     PrivateGradients,
     one_at_a_time,
 )
+from sfumato.privacy.checks import announcement
 from sfumato.privacy.checks.agreement import errors
 from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
@@ -332,6 +336,41 @@ def test_batches_that_stay_small_are_checked_in_a_size_of_their_own() -> None:
     for _ in range(5):
         engine(x[:9], y[:9])
     assert sizes_checked(engine) == [11, 64]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_checks_that_take_long_are_announced_on_stderr(
+    seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(announcement, "AFTER", 0.5)
+    model = nn.Linear(6, 3)
+    model.register_forward_pre_hook(lambda m, args: time.sleep(seconds))
+    engine, x, y = PerExample(model), torch.randn(8, 6), torch.arange(8) % 3
+    engine(x, y)
+    engine(x, y)
+    said = capsys.readouterr()
+    lines = ["Checking that examples do not affect each other in Linear ..."] * (seconds > 0)
+    assert said.err.splitlines() == lines and not said.out
+
+
+def test_the_checks_of_a_plain_resnet_push_few_rows_through_it() -> None:
+    torch.manual_seed(0)
+    model = plain_networks.resnet18(width=32)
+    rows: Counter[tuple[bool, torch.dtype]] = Counter()
+    model.register_forward_pre_hook(
+        lambda m, args: rows.update({(torch.is_grad_enabled(), args[0].dtype): len(args[0])})
+    )
+    x, y = torch.randn(32, 3, 8, 8), torch.arange(32) % 10
+    mechanism = private(model)
+    mechanism.per_example.settle(x, y)
+    assert rows[True, torch.float64] + rows[False, torch.float64] == 0, "float32 agrees closely"
+    assert rows[True, torch.float32] <= 190 and rows[False, torch.float32] <= 220
+    rows.clear()
+    mechanism.backward(x, y)
+    assert rows.total() <= 4 * 32 + 2
+    rows.clear()
+    mechanism.backward(x[:30], y[:30])
+    assert rows.total() == 32
 
 
 def test_a_batch_on_another_device_than_the_model_is_refused() -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.privacy.checks.announcement import announced, on_stderr
 from sfumato.privacy.checks.compiled_pass import compiled_pass
 from sfumato.privacy.checks.engine_choice import choose_engine, holds_at_size
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
@@ -52,6 +54,7 @@ class PerExample:
         passed_over: Faster engines that were not used, and the reasons.
         narrowest: The least precise floating-point type that the model computes in.
         proof: Whether isolation is proved besides being tested; None until `prove` is called.
+        say: Receives a line about checks that take more than a second; it goes to stderr.
 
     Guarantee: Before the first batch of a new input shape, and again before one of a larger size
     (batches are padded to few sizes; an example of padding adds exactly nothing), this very model
@@ -83,6 +86,7 @@ class PerExample:
         self.narrowest = torch.float32
         self.passed_over: dict[str, str] = {}
         self.proof: Proof | None = None
+        self.say: Callable[[str], None] = on_stderr
         self._compiled: dict[object, dict[object, Compiled | None]] = {}
         self._checked: dict[object, dict[int, Engine]] = {}
         self._padding = self._used = 0
@@ -242,17 +246,9 @@ class PerExample:
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
         size = _with_room(y.shape[0]) if known and self.check else y.shape[0]
         self._padding = self._used = 0
-        x, y = _padded(x, y, size, self.views)
-        engine = known[max(known)] if known else None
-        if engine is not None and not self._still_right(engine, x, y):
-            engine = None
-        if engine is None:
-            choice = choose_engine(
-                self.objective, x, y,
-                check=self.check, compiled=self.precision_for(x) is not None,
-            )  # fmt: skip
-            engine, self.narrowest = choice.engine, choice.narrowest
-            self.passed_over = choice.passed_over
+        name = type(self.model).__name__
+        with announced(f"Checking that examples do not affect each other in {name} ...", self.say):
+            engine = self._checked_engine(*_padded(x, y, size, self.views), known)
         # The model may have changed when it was first called.
         signature = self._signature(x, tuple(self.trainable))
         self._checked.setdefault(signature, {})[size] = engine
@@ -265,6 +261,20 @@ class PerExample:
                 stacklevel=4,
             )
         return engine, size
+
+    def _checked_engine(self, x: Tensor, y: Tensor, known: dict[int, Engine]) -> Engine:
+        """The engine for batches of this size: that of another size, if it is right for it."""
+        engine = known[max(known)] if known else None
+        if engine is not None and not self._still_right(engine, x, y):
+            engine = None
+        if engine is None:
+            choice = choose_engine(
+                self.objective, x, y,
+                check=self.check, compiled=self.precision_for(x) is not None,
+            )  # fmt: skip
+            engine, self.narrowest = choice.engine, choice.narrowest
+            self.passed_over = choice.passed_over
+        return engine
 
     def _still_right(self, engine: Engine, x: Tensor, y: Tensor) -> bool:
         """Tell whether an engine chosen for another batch size is right for this one too."""

@@ -87,9 +87,8 @@ class Loop:
         t = r.training
         self.views = setup.views(r)
         self.store = self._store("train")
-        shape = self.dataset.channels, *self.dataset.size
         self.memory_format = devices.pick_memory_format(
-            self.model, shape, self.device, self.reporter.say
+            self.model, (self.dataset.channels, *self.dataset.size), self.device, self.reporter.say
         )
         self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
         self.features = frozen_features(self.model, self.store, self.views)
@@ -106,6 +105,7 @@ class Loop:
             randomness=self.randomness,
             precision=torch.bfloat16 if narrow else None,
         )
+        self.private.per_example.say = self.reporter.say
         trainable = self.private.per_example.trainable.values()
         self.optimizer = optimizers.build(r.optimizer, trainable)
         self.average: Average | None = None
