@@ -27,7 +27,7 @@ from sfumato.privacy.engines.objective import Loss, Objective, cross_entropy
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
 from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.paths import Path
-from sfumato.privacy.engines.results import Gradients, PerExampleGradients
+from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.numerics.model_state import hook_keys
 from sfumato.privacy.numerics.precision import compiled_precision
 
@@ -130,7 +130,7 @@ class PerExample:
         self.proof = prove_isolation(self.model, self.loss, x, y)
         return self.proof
 
-    def __call__(self, x: Tensor, y: Tensor, seeds: RowSeeds | None = None) -> PerExampleGradients:
+    def __call__(self, x: Tensor, y: Tensor, seeds: RowSeeds | None = None) -> Gradients | Fused:
         """Per-example gradients for `len(y)` examples of `views` rows each.
 
         Args:

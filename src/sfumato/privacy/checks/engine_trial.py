@@ -181,7 +181,10 @@ def _full(trial: Trial, engine: Engine, few: Gradients | None) -> str:
     """
     if trial.comparison == "not at all":
         return ""
-    run = lambda x, y: trial.run_held(engine, x, y)  # noqa: E731
+
+    def run(x: Tensor, y: Tensor) -> Gradients:
+        return trial.run_held(engine, x, y)
+
     ours = run(trial.x, trial.y)
     some = ours.some(trial.picks)
     if said := _differs(trial, _worst(some, trial.reference)):

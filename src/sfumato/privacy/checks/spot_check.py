@@ -21,6 +21,7 @@ from sfumato.privacy.checks.agreement import rounding, tolerance
 from sfumato.privacy.checks.isolation import LOOSE
 from sfumato.privacy.checks.model_under_test import double_of, widened
 from sfumato.privacy.checks.random_inputs import random_rows
+from sfumato.privacy.engines.compiled import Fused
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.results import Gradients, PerExampleGradients, rows_of
 from sfumato.privacy.numerics.distance import distance
@@ -179,7 +180,7 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
             picks = ~picks
             if (shown := _among(engine, given, y, looked_at, kind, kept)) is not None:
                 replaced.append((looked_at, shown))
-            kept.put_back(shown and shown.state)
+            kept.put_back(None if shown is None else shown.state)
             drawn.put_back()
     finally:
         kept.put_back()
@@ -289,7 +290,7 @@ def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
 
 def _agree(
     engine: PerExample,
-    found: PerExampleGradients,
+    found: Gradients | Fused,
     norms: Tensor,
     alone: _Alone,
     x: Tensor,
@@ -381,7 +382,7 @@ def _slope(engine: PerExample, alone: _Alone) -> float:
     return float(found.squared_norms().sum(1).sqrt().nan_to_num(0, 0, 0).max())
 
 
-def _one(found: PerExampleGradients, example: int) -> Tensor:
+def _one(found: Gradients | Fused, example: int) -> Tensor:
     """The whole gradient of one example, as one vector."""
     weight = torch.ones(1, 1, dtype=torch.float64, device=found.losses.device)
     return torch.cat([t.flatten().double() for t in found.some([example]).weighted_sum(weight)])

@@ -48,10 +48,6 @@ class PerExampleGradients(Protocol):
         """
         ...
 
-    def some(self, examples: Examples) -> PerExampleGradients:
-        """The gradients of some examples only."""
-        ...
-
 
 class Deferred(Protocol):
     """Per-example gradients of one parameter that are materialised only on request."""

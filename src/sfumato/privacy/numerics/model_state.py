@@ -48,7 +48,7 @@ class Snapshot:
     """
 
     def __init__(self, *parts: object, like: Snapshot | None = None) -> None:
-        self._graph = ObjectGraph(None if like is None else like._graph)
+        self._graph: ObjectGraph = ObjectGraph(None if like is None else like._graph)
         self._extra: dict[str, _Extra] = {}
         self._hooks: dict[str, tuple[dict[int, Any], dict[int, Any]]] = {}
         for place, part in enumerate(parts):
