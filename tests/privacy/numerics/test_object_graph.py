@@ -274,3 +274,25 @@ def test_a_later_snapshot_copies_only_what_changed_and_restores_all_of_it() -> N
     assert torch.equal(model.weight, weight)
     assert model.kept is kept and bool((kept == 1).all())
     assert before.first_difference(Snapshot(model)) is None
+
+
+@pytest.mark.parametrize("kind", ["even", "odd", "offset", "channels_last", "bfloat16", "complex"])
+def test_a_change_of_one_number_is_seen_in_any_layout(kind: str) -> None:
+    held = {
+        "even": lambda: torch.zeros(4, 6),
+        "odd": lambda: torch.zeros(7),
+        "offset": lambda: torch.zeros(9)[1:],
+        "channels_last": lambda: torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "bfloat16": lambda: torch.zeros(8, dtype=torch.bfloat16),
+        "complex": lambda: torch.zeros(4, dtype=torch.complex64).conj(),
+    }[kind]()
+    model = nn.Module()
+    model.held = held
+    before = Snapshot(model)
+    assert before.first_difference(Snapshot(model, like=before)) is None
+    held[-1] = 1e-30
+    assert before.first_difference(Snapshot(model, like=before)) == "held"
+    before.put_back()
+    assert not bool(held.any())
+    held[0] = -0.0  # Equal numbers of other bits.
+    assert before.first_difference(Snapshot(model, like=before)) is None

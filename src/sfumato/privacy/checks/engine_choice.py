@@ -92,9 +92,10 @@ def choose_engine(
         own = narrowest(objective.model, draws.x(objective.views))
         comparison: Comparison = "not at all"
         if check:
-            refuse_mixing_loss(objective, draws, x.shape[0])
-            refuse_mixing_model(objective, draws, x.shape[0])
             comparison = how_to_compare(objective.model, draws.x(3))
+            refuse_mixing_loss(objective, draws, x.shape[0])
+            random = comparison != "as it is"
+            refuse_mixing_model(objective, draws, x.shape[0], random=random)
         size = min(y.shape[0], _ENOUGH) if compiled else y.shape[0]
         trial = _trial(objective, draws, size if check else 3, own, comparison)
         for engine in _candidates(objective, draws.x(objective.views)):

@@ -5,25 +5,31 @@ from __future__ import annotations
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
 from sfumato.privacy.checks.isolation import how_examples_mix
-from sfumato.privacy.checks.model_under_test import Draws, is_random
+from sfumato.privacy.checks.model_under_test import Draws
 from sfumato.privacy.checks.perturbed_batches import Plan, alike, image_plans
 from sfumato.privacy.checks.random_inputs import KINDS, image_rows
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.numerics.model_state import PROBE_SEED
 
 
-def refuse_mixing_model(objective: Objective, draws: Draws, rows: int) -> None:
+def refuse_mixing_model(objective: Objective, draws: Draws, rows: int, *, random: bool) -> None:
     """Change one example, in small batches and in one of full size, and compare the others.
+
+    Args:
+        objective: The model and its loss.
+        draws: Random inputs and targets.
+        rows: The full size.
+        random: Whether the model draws random numbers, so that one seed may hide something.
 
     Raises:
         UserError: One example moves another's output or gradient, or the state of the model.
     """
-    model, five = objective.model, draws.x(5)
+    five = draws.x(5)
     plans = [Plan(draws.x(2), [(0, "large"), (1, "other")])]
     plans += [Plan(five, [(j, KINDS[(j + k) % 5]) for j in range(5) for k in (0, 2)])]
     for plan in plans:
         _refuse(objective, draws, plan)
-    if is_random(model, draws.x(3)):
+    if random:
         for k in range(1, 9):
             _refuse(objective, draws, Plan(five, [(2, "other")]), at=PROBE_SEED + k)
     for plan in image_plans(draws.like_x):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sfumato.privacy.numerics.object_graph import ObjectGraph, same
+from sfumato.privacy.numerics.equality import same
+from sfumato.privacy.numerics.object_graph import ObjectGraph
 
 PROBE_SEED = 20220408
 

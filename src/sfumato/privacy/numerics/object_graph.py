@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfumato.privacy.numerics.equality import same
+
 _MOST = 20_000
 """Most objects that are visited, those nearest to the start of the search first."""
 
@@ -310,38 +312,6 @@ class ObjectGraph:
         for key, inner in held:
             full = f"{name}{key}" if key else f"{name}()"
             self._waiting.append((full.removeprefix("."), inner))
-
-
-def same(a: Any, b: Any) -> bool:
-    """Tell whether two copied values are the same; NaN equals NaN."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return _same_tensors(a, b)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        if a.dtype.hasobject:
-            return a.shape == b.shape and all(x is y for x, y in zip(a.flat, b.flat, strict=True))
-        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    return bool(a == b or (a != a and b != b))
-
-
-def _same_tensors(a: Tensor, b: Tensor) -> bool:
-    if a is b:
-        return True
-    if a.dtype != b.dtype or a.layout != b.layout or a.is_nested != b.is_nested:
-        return False
-    if a.is_nested:
-        mine, theirs = a.unbind(), b.unbind()
-        return len(mine) == len(theirs) and all(map(_same_tensors, mine, theirs))
-    if a.shape != b.shape:
-        return False
-    if a.layout != torch.strided:
-        a, b = a.to_dense(), b.to_dense()
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _overwrite(held: Tensor, value: Tensor) -> None:
