@@ -46,10 +46,12 @@ def compare(model: nn.Module, x: Tensor, y: Tensor, views: int) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=0)
     for u, v in zip(ours.tensors, wanted.tensors, strict=True):
         torch.testing.assert_close(u, v)
-    for weights in (torch.tensor([[0.3], [1.0], [0.7]]), torch.tensor([[0.0], [0.5], [0.0]])):
-        sums = ours.weighted_sum(weights.double()), wanted.weighted_sum(weights.double())
-        for u, v in zip(*sums, strict=True):
+    for each in ([0.3, 1.0, 0.7], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]):
+        weights = torch.tensor(each).double()
+        sums = (g.weighted_sum(weights.unsqueeze(1)) for g in (ours, wanted))
+        for u, v, one in zip(*sums, wanted.tensors, strict=True):
             torch.testing.assert_close(u, v)
+            torch.testing.assert_close(v, torch.tensordot(weights, one, 1))
     for u, v in zip(ours.some([2, 0]).tensors, wanted.some([2, 0]).tensors, strict=True):
         torch.testing.assert_close(u, v)
 

@@ -77,7 +77,7 @@ class DeferredFilters:
         weight is zero. In float64 the order of examples does not matter.
         """
         used = weights.nonzero().flatten().tolist()
-        if 2 * len(used) <= len(weights):
+        if used and 2 * len(used) <= len(weights):
             return self.some(used).weighted_sum(weights[used])
         x, d = rescaled(self.x, self.d, weights, self.at.views)
         at, positions = self.at, d.shape[2] * d.shape[3]

@@ -176,11 +176,14 @@ def _weighted(weights: Tensor, block: Tensor) -> Tensor:
     weights = weights.to(wide)
     numbers = _AT_ONCE.get(block.device.type, _AT_ONCE_ELSEWHERE)
     taps, examples, rest = block.shape
+    used: Tensor | slice = slice(None)
+    if block.device.type == "cpu" and 2 * int(weights.count_nonzero()) <= examples:
+        used = weights.nonzero().flatten()
     columns = max(1, numbers // max(1, examples))
     total = torch.empty(taps, rest, device=block.device, dtype=wide)
     for own, sums in zip(block, total, strict=True):
         for part, sum_ in zip(own.split(columns, 1), sums.split(columns), strict=True):
-            torch.mv(part.to(wide).T, weights, out=sum_)
+            torch.mv(part[used].to(wide).T, weights[used], out=sum_)
     return total
 
 
