@@ -338,6 +338,21 @@ def test_batches_that_stay_small_are_checked_in_a_size_of_their_own() -> None:
     assert sizes_checked(engine) == [11, 64]
 
 
+def test_a_size_with_room_that_memory_lacks_is_not_used() -> None:
+    def limited(module: nn.Module, args: tuple[Tensor]) -> None:
+        if len(args[0]) > 75:
+            raise torch.OutOfMemoryError("out of memory")
+
+    model = nn.Linear(6, 3)
+    model.register_forward_pre_hook(limited)
+    engine, x, y = PerExample(model), torch.randn(90, 6), torch.arange(90) % 3
+    for size in (64, 70):
+        engine(x[:size], y[:size])
+    assert sizes_checked(engine) == [64, 70]
+    with pytest.raises(torch.OutOfMemoryError):
+        engine(x, y)
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 def test_checks_that_take_long_are_announced_on_stderr(
     seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

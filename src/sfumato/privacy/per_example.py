@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
+from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.checks.announcement import announced, on_stderr
 from sfumato.privacy.checks.compiled_pass import compiled_pass
 from sfumato.privacy.checks.engine_choice import choose_engine, holds_at_size
@@ -246,9 +247,17 @@ class PerExample:
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
         size = _with_room(y.shape[0]) if known and self.check else y.shape[0]
         self._padding = self._used = 0
-        name = type(self.model).__name__
+        name, engine = type(self.model).__name__, None
         with announced(f"Checking that examples do not affect each other in {name} ...", self.say):
-            engine = self._checked_engine(*_padded(x, y, size, self.views), known)
+            try:
+                engine = self._checked_engine(*_padded(x, y, size, self.views), known)
+            except Exception as error:
+                if size == y.shape[0] or not out_of_memory(error):
+                    raise
+            if engine is None:  # The memory has no room for more.
+                give_back()
+                size = y.shape[0]
+                engine = self._checked_engine(x, y, known)
         # The model may have changed when it was first called.
         signature = self._signature(x, tuple(self.trainable))
         self._checked.setdefault(signature, {})[size] = engine
