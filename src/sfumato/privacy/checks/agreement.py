@@ -35,21 +35,18 @@ CLOSE = 2e-5
 """Largest error of gradients in float32 that need not be confirmed in float64."""
 
 
-def errors(
-    ours: Gradients, reference: Gradients, *, fraction: float | None = None
-) -> dict[str, float]:
-    """Largest error over examples of each parameter's gradient, relative to that gradient.
+def error_table(ours: Gradients, reference: Gradients, *, fraction: float | None = None) -> Tensor:
+    """Error of each gradient `(examples, parameters)`, relative to that gradient.
 
     Gradients much smaller than an example's whole gradient are measured against a fraction of the
     whole, since many that should vanish are pure rounding: a thousandth in float64, a hundredth
     otherwise.
     """
-    found = {name: 0.0 for name in ours.names}
-    if ours.losses.shape[0] == 0:
-        return found
     whole = reference.squared_norms().sum(1).sqrt()
-    for name, a, b in zip(ours.names, ours.tensors, reference.tensors, strict=True):
+    columns = [torch.zeros_like(whole)]
+    for a, b in zip(ours.tensors, reference.tensors, strict=True):
         if b is None and a is None:
+            columns.append(columns[0])
             continue
         b = torch.zeros_like(a) if b is None else b  # type: ignore[arg-type]
         least = fraction or (1e-3 if b.dtype == torch.float64 else 1e-2)
@@ -57,8 +54,16 @@ def errors(
         scale = torch.maximum(own, least * whole.to(own.dtype)).clamp_min(1e-30)
         difference = b if a is None else a.to(b.dtype) - b
         error = torch.linalg.vector_norm(_rows(difference), dim=1) / scale
-        found[name] = float(error.max()) if bool(torch.isfinite(error).all()) else float("inf")
-    return found
+        columns.append(error.to(whole.dtype).nan_to_num(math.inf, math.inf))
+    return torch.stack(columns, 1)[:, 1:]
+
+
+def errors(ours: Gradients, reference: Gradients) -> dict[str, float]:
+    """Largest error over examples of each parameter's gradient."""
+    if ours.losses.shape[0] == 0:
+        return {name: 0.0 for name in ours.names}
+    largest = error_table(ours, reference).amax(0).tolist()
+    return dict(zip(ours.names, largest, strict=True))
 
 
 def bookkeeping_error(ours: Gradients, reference: Gradients) -> float:

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
-from sfumato.privacy.checks.agreement import CLOSE, bookkeeping_error, errors, rounding, tolerance
+from sfumato.privacy.checks.agreement import (
+    CLOSE,
+    bookkeeping_error,
+    error_table,
+    rounding,
+    tolerance,
+)
 from sfumato.privacy.checks.isolation import LOOSE, look, without
 from sfumato.privacy.checks.model_under_test import Comparison, held, widened
 from sfumato.privacy.checks.random_inputs import CUT, KINDS, replacement
@@ -161,7 +167,7 @@ def _worst(
     ours: Gradients, reference: Gradients, sums: float = 0.0, *, fraction: float | None = None
 ) -> float:
     """The largest error of any gradient, or of norms and sums."""
-    return max([sums, *errors(ours, reference, fraction=fraction).values()])
+    return max([sums, *error_table(ours, reference, fraction=fraction).flatten().tolist()])
 
 
 def _differs(trial: Trial, worst: float) -> str:
@@ -215,7 +221,7 @@ def _by_size(trial: Trial, engine: Engine, some: Gradients, few: Gradients) -> s
         moved = distance(few.outputs, some.outputs)
     if not moved <= allowed:
         return _SIZE.format("outputs", moved)
-    each = [_worst(some.some([k]), few.some([k])) for k in range(3)]
+    each = [max(row, default=0.0) for row in error_table(some, few).tolist()]
     if max(each) <= allowed:
         return ""
     if (wide := trial.wide) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -103,7 +104,7 @@ class Gradients:
         outputs = None if self.outputs is None else rows_of(self.outputs, examples, views)
         return Gradients(self.names, self.shapes, parts, self.losses[examples], outputs)
 
-    @property
+    @cached_property
     def tensors(self) -> list[Tensor | None]:
         """Every part as a tensor."""
         return [t if t is None or isinstance(t, Tensor) else t.tensor() for t in self.parts]
