@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfumato.distributed.ranks import Ranks
 from sfumato.errors import UserError
+from sfumato.privacy.engines.keyed_draws import RowSeeds
+from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
 
@@ -60,6 +63,24 @@ class DrawCount:
         total = self.examples + more
         check_count(total, sampler)
         return DrawCount(sampler, total, self.complete and known, seen)
+
+    def seeds(
+        self, randomness: Randomness, released: int, weights: Tensor | PhysicalBatch | None
+    ) -> RowSeeds:
+        """Seeds of the random numbers that a model draws for the next batch.
+
+        Args:
+            randomness: Source of the seed.
+            released: Number of releases so far.
+            weights: The physical batch, if the examples' indices are known; they are counted
+                otherwise, on each rank apart.
+        """
+        batch = weights if isinstance(weights, PhysicalBatch) else None
+        rank = "" if batch is not None else Ranks.current().rank or ""
+        seed = randomness.generator(released + 1, f"rows{rank}").initial_seed()
+        return (
+            RowSeeds(seed, first=self.examples) if batch is None else RowSeeds(seed, batch.indices)
+        )
 
     def check(self, sampler: PoissonSampler, statistics: BatchStatistics) -> int:
         """Refuse a release of too many examples.

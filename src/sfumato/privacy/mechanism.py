@@ -229,10 +229,10 @@ class PrivateGradients:
                 example that was drawn, zero for padding. Every row was drawn if None.
 
         Raises:
-            UserError: More examples than the sampler has, or one of them twice, where the physical
-                batch says which they are.
+            UserError: More examples than the sampler has, or one of them known to come twice.
         """
         draw = self._draw.after(self.sampler, y, weights)
+        self.per_example.seeds = self._draw.seeds(self.randomness, self.released, weights)
         own = weights.weights if isinstance(weights, PhysicalBatch) else weights
         self._add(self._gradients(x, y), y, own)
         self._draw = draw
@@ -246,8 +246,7 @@ class PrivateGradients:
         Args:
             x: `(examples * views, ...)` inputs of one draw, or of a rank's share; possibly none.
             y: `(examples,)` targets.
-            physical_batch: Most examples to process at once. All if None, or half of a draw that is
-                larger than the sizes that were checked before.
+            physical_batch: Most examples at once; if None all, or half of a size not yet checked.
 
         Raises:
             UserError: Something has been accumulated since the last release, or as `accumulate`.

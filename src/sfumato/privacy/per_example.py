@@ -51,6 +51,8 @@ class PerExample:
 
     Attributes:
         objective: The model, its loss and its views.
+        seeds: Seeds of the random numbers that the model draws for the rows of the next batch;
+            PyTorch's own generators if None.
         engine: The engine of the last batch, unless a compiled pass ran it; None before.
         passed_over: Faster engines that were not used, and the reasons.
         narrowest: The least precise floating-point type that the model computes in.
@@ -88,6 +90,7 @@ class PerExample:
         self.passed_over: dict[str, str] = {}
         self.proof: Proof | None = None
         self.say: Callable[[str], None] = on_stderr
+        self.seeds: RowSeeds | None = None
         self._compiled: dict[object, dict[object, Compiled | None]] = {}
         self._checked: dict[object, dict[int, Engine]] = {}
         self._padding = self._used = 0
@@ -131,15 +134,8 @@ class PerExample:
         self.proof = prove_isolation(self.model, self.loss, x, y)
         return self.proof
 
-    def __call__(self, x: Tensor, y: Tensor, seeds: RowSeeds | None = None) -> Gradients | Fused:
-        """Per-example gradients for `len(y)` examples of `views` rows each.
-
-        Args:
-            x: `(examples * views, ...)` inputs.
-            y: `(examples,)` targets.
-            seeds: Seeds of the random numbers that the model draws for these rows; PyTorch's own
-                generators if None.
-        """
+    def __call__(self, x: Tensor, y: Tensor) -> Gradients | Fused:
+        """Per-example gradients for `len(y)` examples of `views` rows each."""
         _check_inputs(x, y, self.views)
         parameters = self.trainable
         examples = y.shape[0]
@@ -153,7 +149,7 @@ class PerExample:
         if size > examples:
             x, y = _padded(x, y, size, self.views)
         before = [(p._version, p.data_ptr()) for p in parameters.values()]
-        found = self._pass(x, y, tuple(parameters), seeds)
+        found = self._pass(x, y, tuple(parameters))
         for (name, p), own in zip(parameters.items(), before, strict=True):
             if (p._version, p.data_ptr()) != own:
                 raise UserError(
@@ -191,14 +187,12 @@ class PerExample:
             return self.precision
         return compiled_precision(x.device) if x.dtype == torch.float32 else None
 
-    def _pass(
-        self, x: Tensor, y: Tensor, names: tuple[str, ...], seeds: RowSeeds | None
-    ) -> Gradients | Fused:
+    def _pass(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> Gradients | Fused:
         assert self.engine is not None
         compiled = self._compiled_for(self.engine, x, y, names)
         keys = None
-        if seeds is not None and (compiled is None or compiled.random):
-            keys = seeds.keys(len(x), x.device)
+        if self.seeds is not None and (compiled is None or compiled.random):
+            keys = self.seeds.keys(len(x), self.views, x.device)
         if compiled is not None:
             return compiled.gradients(x, y, keys)
         try:

@@ -7,11 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfumato.privacy import Flat, GaussianNoise, PoissonSampler
 from sfumato.privacy.engines.compiled import Compiled, Fused
 from sfumato.privacy.engines.keyed_draws import KeyedDraws, RowSeeds
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.operators import Operators
+from sfumato.privacy.mechanism import PrivateGradients
+from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.per_example import PerExample
+from sfumato.privacy.sampling import PhysicalBatch
 from uncompiled import run_without_code
 
 
@@ -20,8 +24,8 @@ def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
     run_without_code(monkeypatch)
 
 
-def keys(rows: int, seed: int = 7, first: int = 0) -> Tensor:
-    return RowSeeds(seed, first).keys(rows, torch.device("cpu"))
+def keys(rows: int, seed: int = 7, first: int = 0, views: int = 1) -> Tensor:
+    return RowSeeds(seed, first=first).keys(rows, views, torch.device("cpu"))
 
 
 class DropPath(nn.Module):
@@ -92,10 +96,10 @@ def test_calls_differ_and_rows_in_other_places_are_left_alone() -> None:
 def test_an_example_has_the_same_numbers_for_any_split(kind: str) -> None:
     engine = Operators(Objective(network(kind).train(), views=2))
     x, y = torch.randn(8, 8).double(), torch.tensor([0, 1, 2, 0])
-    whole = engine.gradients(x, y, keys(8))
+    whole = engine.gradients(x, y, keys(8, views=2))
     parts = [
-        engine.gradients(x[:2], y[:1], keys(2)),
-        engine.gradients(x[2:], y[1:], keys(6, first=2)),
+        engine.gradients(x[:2], y[:1], keys(2, views=2)),
+        engine.gradients(x[2:], y[1:], keys(6, first=1, views=2)),
     ]
     torch.testing.assert_close(whole.losses, torch.cat([part.losses for part in parts]))
     norms = torch.cat([part.squared_norms() for part in parts])
@@ -125,10 +129,50 @@ def test_a_model_with_dropout_takes_the_compiled_pass() -> None:
     model = network("dropout").float().train()
     engine = PerExample(model, precision=torch.float32)
     x, y = torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])
-    found = engine(x, y, RowSeeds(3))
+    engine.seeds = RowSeeds(3)
+    found = engine(x, y)
     assert isinstance(found, Fused), engine.passed_over
-    again = PerExample(model)(x, y, RowSeeds(3))
-    torch.testing.assert_close(found.losses, again.losses)
+    other = PerExample(model)
+    other.seeds = RowSeeds(3)
+    torch.testing.assert_close(found.losses, other(x, y).losses)
     first = found.losses.clone()
-    assert not torch.equal(first, engine(x, y, RowSeeds(4)).losses)
+    engine.seeds = RowSeeds(4)
     assert not torch.equal(first, engine(x, y).losses)
+    engine.seeds = None
+    assert not torch.equal(first, engine(x, y).losses)
+
+
+def test_indices_of_examples_are_their_numbers() -> None:
+    cpu = torch.device("cpu")
+    every = RowSeeds(5).keys(12, 2, cpu)
+    some = RowSeeds(5, torch.tensor([4, 1])).keys(4, 2, cpu)
+    assert torch.equal(some, every.view(6, 2)[[4, 1]].flatten())
+    padded = RowSeeds(5, torch.tensor([4, 1])).keys(6, 2, cpu)
+    assert torch.equal(padded, every.view(6, 2)[[4, 1, 4]].flatten())
+    assert len(set(RowSeeds(5).keys(1000, 4, cpu).tolist())) == 1000
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_releases_with_dropout_do_not_depend_on_the_split(known: bool) -> None:
+    found = []
+    for sizes in ((6,), (1, 5), (2, 2, 2)):
+        sampler = PoissonSampler(20, 10)
+        private = PrivateGradients(
+            network("dropout").train(), sampler=sampler, clipping=Flat(1.0),
+            noise=GaussianNoise(0.0), randomness=Randomness.from_seed(3),
+        )  # fmt: skip
+        torch.manual_seed(len(sizes))
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(6, 8, generator=generator, dtype=torch.float64)
+        y, start = torch.tensor([0, 1, 2, 0, 1, 2]), 0
+        for size in sizes:
+            rows = slice(start, start + size)
+            indices = torch.tensor([3, 5, 8, 9, 12, 19])[rows]
+            batch = PhysicalBatch(indices, torch.ones(size), start, size) if known else None
+            private.accumulate(x[rows], y[rows], batch)
+            start += size
+        private.release()
+        found.append([p.grad for p in private.per_example.trainable.values()])
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(a, b)

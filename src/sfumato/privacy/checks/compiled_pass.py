@@ -71,7 +71,7 @@ def _compare(
     few, views = min(4, y.shape[0]), operators.objective.views
     picks = sorted({*range(few), *range(y.shape[0] - few, y.shape[0])})
     rows = [i * views + view for i in picks for view in range(views)]
-    keys = RowSeeds(PROBE_SEED).keys(len(x), x.device)
+    keys = RowSeeds(PROBE_SEED).keys(len(x), views, x.device)
     for _ in range(SETTLED if x.is_cuda else 1):
         ours = compiled.gradients(x, y, keys)
         norms, losses = ours.squared_norms().clone(), ours.losses.clone()

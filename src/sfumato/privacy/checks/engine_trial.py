@@ -167,7 +167,8 @@ def _worst(
     ours: Gradients, reference: Gradients, sums: float = 0.0, *, fraction: float | None = None
 ) -> float:
     """The largest error of any gradient, or of norms and sums."""
-    return max([sums, *error_table(ours, reference, fraction=fraction).flatten().tolist()])
+    found: list[float] = error_table(ours, reference, fraction=fraction).flatten().tolist()
+    return max([sums, *found])
 
 
 def _differs(trial: Trial, worst: float) -> str:

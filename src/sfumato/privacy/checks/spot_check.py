@@ -175,6 +175,9 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
         for kind in kinds:
             if kind == "alone":
                 alone = _alone(engine, given, y)
+                # A model that draws random numbers draws others for an example alone.
+                alone = alone if drawn.same(RandomState(engine.model)) else None
+                drawn.put_back()
                 continue
             looked_at = _few(len(y)) if kind == "random" else picks
             picks = ~picks
@@ -194,7 +197,6 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
         moved = max(map(distance, real, shown.tensors), default=0.0)
         fine = fine and moved <= allowed and state.first_difference(shown.state) is None
     if alone is not None and drawn.same(RandomState(engine.model)) and kept.same_draws(state):
-        # A model that draws random numbers draws others for an example alone.
         kept.put_back()
         fine = fine and _agree(engine, found, norms, alone, given, y)
         state.put_back()

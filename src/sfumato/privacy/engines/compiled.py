@@ -205,7 +205,8 @@ class Compiled:
         """
         self.refresh()
         if self.random and keys is None:
-            keys = RowSeeds(int(torch.randint(2**62, ()))).keys(len(x), x.device)
+            seeds, views = RowSeeds(int(torch.randint(2**62, ()))), self.objective.views
+            keys = seeds.keys(len(x), views, x.device)
         given = [keys] if self.random and keys is not None else []
         losses, outputs, squared = self._pass(self._arranged(x.to(self.dtype)), y, *given)
         self._batch += 1

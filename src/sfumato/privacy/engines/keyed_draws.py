@@ -1,10 +1,10 @@
 """Random numbers of a model that belong to the rows of a batch: dropout and stochastic depth.
 
-Each row has a key, made of a seed and of the row's position in a draw. A call that draws random
-numbers for a batch computes them from the keys of the rows, its own number and the position of each
-entry, by an integer hash. So an example has the same random numbers however its draw is split into
-physical batches, and in every engine that runs operators. They are neither secret nor part of the
-guarantee.
+Each row has a key, made of the seed of a step, the number of its example and of its view. A call
+that draws random numbers for a batch computes them from the keys of the rows, its own number and
+the position of each entry, by an integer hash. So an example has the same random numbers however
+its draw is split over physical batches and ranks, and in every engine that runs operators. They are
+neither secret nor part of the guarantee.
 """
 
 from __future__ import annotations
@@ -32,17 +32,32 @@ def _mixed(z: Tensor) -> Tensor:
     return z ^ (z >> 16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowSeeds:
-    """The seed of a draw, and the position in it of a batch's first row."""
+    """Seeds of the random numbers of a batch's rows.
+
+    Attributes:
+        seed: The seed of a step.
+        examples: Numbers of the examples, which no two of a step share; if None, they are counted
+            from `first` on.
+        first: Number of the first example.
+    """
 
     seed: int
+    examples: Tensor | None = None
     first: int = 0
 
-    def keys(self, rows: int, device: torch.device) -> Tensor:
-        """One key of 32 bits for each row."""
-        own = torch.arange(self.first, self.first + rows, device=device)
-        return _mixed(_mixed(own + (self.seed & _MASK)) + (self.seed >> 32 & _MASK))
+    def keys(self, rows: int, views: int, device: torch.device) -> Tensor:
+        """One key of 32 bits for each row; rows of padding have those of the first examples."""
+        own = torch.arange(rows // views, device=device)
+        if self.examples is not None and len(self.examples):
+            own = self.examples.to(device)[own % len(self.examples)]
+        low, high = self.seed & _MASK, self.seed >> 32 & _MASK
+        keys = _mixed(_mixed(own + self.first + low) + high)
+        if views == 1:
+            return keys
+        each = torch.arange(views, device=device) * _GOLDEN
+        return _mixed(keys.unsqueeze(1) + each).flatten()
 
 
 class KeyedDraws:
