@@ -167,8 +167,8 @@ def _worst(
     ours: Gradients, reference: Gradients, sums: float = 0.0, *, fraction: float | None = None
 ) -> float:
     """The largest error of any gradient, or of norms and sums."""
-    found: list[float] = error_table(ours, reference, fraction=fraction).flatten().tolist()
-    return max([sums, *found])
+    table = error_table(ours, reference, fraction=fraction)
+    return max(sums, float(table.max()) if table.numel() else 0.0)
 
 
 def _differs(trial: Trial, worst: float) -> str:

@@ -99,6 +99,7 @@ def how_examples_mix(
     changes: Iterable[tuple[int, str]],
     losses: Losses | None = None,
     at: int = PROBE_SEED,
+    before: Snapshot | None = None,
 ) -> Mixing | None:
     """Run the model with one example changed at a time, and compare everything of the others.
 
@@ -108,12 +109,13 @@ def how_examples_mix(
         changes: Rows to change, each with its kind of replacement (one of `KINDS`).
         losses: If given, gradients with respect to the inputs are compared too.
         at: Seed of the model's own random numbers.
+        before: A snapshot of the model as it is now, if there is one already.
 
     Returns:
         The evidence that one example reached another, or None.
     """
     rows = x.shape[0]
-    before = Snapshot(model)
+    before = before or Snapshot(model)
     baseline = look(model, x, losses, at=at, before=before)
     if complaint := shape_complaint(baseline.outputs, rows):
         return Mixing("outputs", complaint, float("nan"))

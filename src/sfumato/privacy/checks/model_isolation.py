@@ -9,7 +9,7 @@ from sfumato.privacy.checks.model_under_test import Draws
 from sfumato.privacy.checks.perturbed_batches import Plan, alike, image_plans
 from sfumato.privacy.checks.random_inputs import KINDS, image_rows
 from sfumato.privacy.engines.objective import Objective
-from sfumato.privacy.numerics.model_state import PROBE_SEED
+from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot
 
 
 def refuse_mixing_model(objective: Objective, draws: Draws, rows: int, *, random: bool) -> None:
@@ -24,17 +24,17 @@ def refuse_mixing_model(objective: Objective, draws: Draws, rows: int, *, random
     Raises:
         UserError: One example moves another's output or gradient, or the state of the model.
     """
-    five = draws.x(5)
+    five, before = draws.x(5), Snapshot(objective.model)
     plans = [Plan(draws.x(2), [(0, "large"), (1, "other")])]
     plans += [Plan(five, [(j, KINDS[(j + k) % 5]) for j in range(5) for k in (0, 2)])]
     for plan in plans:
-        _refuse(objective, draws, plan)
+        _refuse(objective, draws, plan, before)
     if random:
         for k in range(1, 9):
-            _refuse(objective, draws, Plan(five, [(2, "other")]), at=PROBE_SEED + k)
+            _refuse(objective, draws, Plan(five, [(2, "other")]), before, at=PROBE_SEED + k)
     for plan in image_plans(draws.like_x):
         try:
-            _refuse(objective, draws, plan)
+            _refuse(objective, draws, plan, before)
         except UserError:
             raise
         except Exception as error:
@@ -58,15 +58,20 @@ def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
     images = alike(image_rows(draws.like_x, rows))
     plans = [Plan(draws.x(rows), [(rows - 1, "other"), (0, "other")])]
     plans += [Plan(images, [(0, "darker"), (0, "opposite")])]
+    before = Snapshot(objective.model)
     for plan in plans:
-        _refuse(objective, draws, plan)
+        _refuse(objective, draws, plan, before)
 
 
-def _refuse(objective: Objective, draws: Draws, plan: Plan, *, at: int = PROBE_SEED) -> None:
+def _refuse(
+    objective: Objective, draws: Draws, plan: Plan, before: Snapshot, *, at: int = PROBE_SEED
+) -> None:
     y = draws.y(len(plan.x))
     # At full size the forward pass suffices: the engine's own gradients are compared later.
     losses = (lambda out: objective.loss(out, y)) if len(plan.x) <= 5 else None
-    found = how_examples_mix(objective.model, plan.x, changes=plan.changes, losses=losses, at=at)
+    found = how_examples_mix(
+        objective.model, plan.x, changes=plan.changes, losses=losses, at=at, before=before
+    )
     if found is not None:
         raise UserError(
             f"This model cannot be trained with differential privacy: {found}. What belongs to "
