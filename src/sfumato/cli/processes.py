@@ -42,7 +42,7 @@ def together(gpus: str | None, device: str) -> Iterator[None]:
         return
     spoken_for = False
     try:
-        with launch.joined(device) as ranks, _silent(not ranks.leader):
+        with launch.joined(device, _end) as ranks, _silent(not ranks.leader):
             spoken_for = not ranks.leader
             if gpus not in (None, "all", os.environ.get("LOCAL_WORLD_SIZE")):
                 raise UserError("The processes are started already: leave --gpus away.")
@@ -52,6 +52,12 @@ def together(gpus: str | None, device: str) -> Iterator[None]:
         if not spoken_for:
             raise
         raise typer.Exit(2) from None
+
+
+def _end(sentence: str) -> None:
+    """End this process, whose main thread waits for a rank that does not answer."""
+    print(f"error: {sentence}", file=sys.__stderr__, flush=True)
+    os._exit(2)
 
 
 @contextmanager

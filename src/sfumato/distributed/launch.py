@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from sfumato.distributed.heartbeat import watched
 from sfumato.distributed.ranks import OtherRankError, Ranks, sharing_errors
 from sfumato.errors import UserError
 
@@ -27,13 +28,14 @@ _WAITING = timedelta(minutes=30)
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Ranks]:
+def joined(device: str, lost: Callable[[str], None]) -> Iterator[Ranks]:
     """Form the process group that the environment describes, for a `with` block.
 
     An error within the block is one on all ranks; rank 0 is then the first to return.
 
     Args:
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        lost: Ends this process with a sentence, if another one gives no sign of life.
 
     Raises:
         UserError: The group cannot be formed.
@@ -54,7 +56,7 @@ def joined(device: str) -> Iterator[Ranks]:
         ) from None
     ranks = Ranks.current()
     try:
-        with sharing_errors():
+        with watched(ranks, lost), sharing_errors():
             yield ranks
     except BaseException:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Whoever started the processes ends them.
