@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from torch.distributed import TCPStore
 
 from sfumato.distributed import heartbeat
 from sfumato.distributed.ranks import Ranks
@@ -28,22 +28,22 @@ class Lost(list[str]):
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
-    made = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+    made = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(made.port))
     monkeypatch.setattr(heartbeat, "SECONDS", 0.05)
     return made
 
 
-def test_a_rank_that_never_gives_a_sign_is_lost(store: dist.TCPStore) -> None:
+def test_a_rank_that_never_gives_a_sign_is_lost(store: TCPStore) -> None:
     lost = Lost()
     with heartbeat.watched(Ranks(1, 3), lost.append):
         assert lost.wait(10)
     assert lost[0].startswith("Rank 2 of 3 has given no sign of life") and len(lost) == 1
 
 
-def test_ranks_that_live_or_have_ended_are_not_lost(store: dist.TCPStore) -> None:
+def test_ranks_that_live_or_have_ended_are_not_lost(store: TCPStore) -> None:
     lost = Lost()
     with heartbeat.watched(Ranks(0, 2), lost.append):
         with heartbeat.watched(Ranks(1, 2), lost.append):
@@ -52,9 +52,9 @@ def test_ranks_that_live_or_have_ended_are_not_lost(store: dist.TCPStore) -> Non
 
 
 def test_a_store_that_does_not_answer_is_noticed(
-    store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost, answer = Lost(), dist.TCPStore.add
+    lost, answer = Lost(), TCPStore.add
 
     def silent(*_: object) -> int:
         time.sleep(60)
@@ -62,9 +62,9 @@ def test_a_store_that_does_not_answer_is_noticed(
 
     with heartbeat.watched(Ranks(0, 1), lost.append):
         assert not lost.wait(1.0)
-        monkeypatch.setattr(dist.TCPStore, "add", silent)
+        monkeypatch.setattr(TCPStore, "add", silent)
         assert lost.wait(10)
-        monkeypatch.setattr(dist.TCPStore, "add", answer)
+        monkeypatch.setattr(TCPStore, "add", answer)
 
 
 _DRIVER = """

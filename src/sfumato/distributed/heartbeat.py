@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
 
 from sfumato.distributed.ranks import Ranks
 
@@ -35,7 +36,7 @@ def watched(ranks: Ranks, lost: Callable[[str], None]) -> Iterator[None]:
             `MISSED` times `SECONDS`. It ends the process.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
     watch = _Watch(ranks, store, lost)
     for work in (watch.exchange_signs, watch.count_missed):
         threading.Thread(target=work, daemon=True).start()
@@ -48,7 +49,7 @@ def watched(ranks: Ranks, lost: Callable[[str], None]) -> Iterator[None]:
 class _Watch:
     """One rank's signs of life, and those of the next rank."""
 
-    def __init__(self, ranks: Ranks, store: dist.Store, lost: Callable[[str], None]) -> None:
+    def __init__(self, ranks: Ranks, store: Store, lost: Callable[[str], None]) -> None:
         self._ranks, self._store, self._lost = ranks, store, lost
         self._next = (ranks.rank + 1) % ranks.size
         self._done = threading.Event()
