@@ -133,4 +133,4 @@ def test_backward_takes_nothing_over_from_before() -> None:
     private.discard()
     with pytest.raises(ValueError, match="rows"):
         private.backward(x[:5], y, physical_batch=4)
-    assert private.released == 0 and private._sums is None
+    assert private.released == 0 and private._sum.totals is None

@@ -58,7 +58,7 @@ def realised_norms(model: nn.Module, x: Tensor, clip: float) -> list[float]:
     norms = []
     for weights in torch.eye(N):
         mechanism.accumulate(x, Y, weights)
-        sums = [s.double().flatten() for s in (mechanism._sums or {}).values()]
+        sums = [s.double().flatten() for s in (mechanism._sum.totals or {}).values()]
         norms.append(float(torch.cat(sums).norm()))
         mechanism.discard()
     return norms

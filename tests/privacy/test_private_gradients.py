@@ -180,7 +180,7 @@ def test_files_of_a_mechanism_hold_no_key_sum_or_example(model: nn.Module) -> No
     content = pickle.dumps(mechanism)
     assert mechanism.randomness.key not in content
     assert X.numpy().tobytes() not in content
-    assert pickle.loads(content)._sums is None and mechanism._sums is not None
+    assert pickle.loads(content)._sum.totals is None and mechanism._sum.totals is not None
 
 
 def test_the_global_seed_changes_no_release(model: nn.Module) -> None:
@@ -220,7 +220,7 @@ def test_a_batch_that_fails_at_its_very_end_adds_nothing(
     """It is run again in smaller pieces then: what it had added would count twice."""
     mechanism = private(model)
     mechanism.accumulate(X, Y)
-    before = {name: t.clone() for name, t in (mechanism._sums or {}).items()}
+    before = {name: t.clone() for name, t in (mechanism._sum.totals or {}).items()}
 
     def fail(*_: object) -> BatchStatistics:
         raise RuntimeError("out of memory")
@@ -228,7 +228,7 @@ def test_a_batch_that_fails_at_its_very_end_adds_nothing(
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="memory"):
         patched.setattr(BatchStatistics, "__add__", fail)
         mechanism.accumulate(X, Y)
-    after = mechanism._sums or {}
+    after = mechanism._sum.totals or {}
     assert all(torch.equal(after[name], t) for name, t in before.items())
     assert mechanism.release().examples == 10
 

@@ -266,7 +266,7 @@ def test_realised_norm_is_at_most_c(case, magnitude: float, size: float) -> None
     private.per_example.objective.loss = scaled
     for alone in torch.eye(len(y)):
         private.accumulate(x, y, alone)
-        sums = [s.double().flatten() for s in (private._sums or {}).values()]
+        sums = [s.double().flatten() for s in (private._sum.totals or {}).values()]
         assert float(torch.cat(sums).norm()) <= clip
         private.discard()
 

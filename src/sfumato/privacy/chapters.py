@@ -51,7 +51,7 @@ def chapters(g: Guarantee) -> dict[str, str]:
         return start
     one = {1: g.epsilon["pld"]}
     return {
-        f"Several {g.unit}s of one person": words.groups(
+        f"Several {g.unit}s{' of one person' if g.unit in words.IMAGES else ''}": words.groups(
             {**one, **g.group_epsilon}, g.delta, g.unit
         ),
         "Against whom": words.threat_model(g.unit),
@@ -72,7 +72,7 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         f"(expected batch {g.batch:g})"
     )
     found = [
-        ("unit of privacy", f"one {g.unit}"),
+        ("unit of privacy", f"one {g.unit}{_images(g)}"),
         ("neighbouring relation", g.relation),
         (f"ε by {ACCOUNTANTS[g.accountant]}{role}", upwards(g.spent, places=4)),
         (f"ε by {ACCOUNTANTS[other]}, for comparison", upwards(g.epsilon[other], places=4)),
@@ -83,7 +83,10 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         ("steps", steps(g)),
         ("clipping", escaped(g.clipping)),
         ("noise multiplier σ", _sigma(g)),
-        (f"views per {g.unit}", f"{g.views}{', averaged before clipping' if g.views > 1 else ''}"),
+        (
+            f"views per {g.unit if g.unit in words.IMAGES else 'image'}",
+            f"{g.views}{', averaged before clipping' if g.views > 1 else ''}",
+        ),
     ]
     if g.batchnorm_to:
         found.append(("model", f"every BatchNorm replaced by {escaped(g.batchnorm_to)}"))
@@ -92,6 +95,14 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         alone = f"{before}, ε = {upwards(g.start_epsilon, places=4)} alone"
         found.append(("steps of the start, counted above", alone))
     return found
+
+
+def _images(g: Guarantee) -> str:
+    """The number of images that one unit has in a step, in parentheses."""
+    if g.unit in words.IMAGES:
+        return ""
+    most = f"at most {g.images_per_unit}" if g.images_per_unit else "all"
+    return f" ({most} images each step, averaged before clipping)"
 
 
 def steps(g: Guarantee) -> str:

@@ -64,6 +64,22 @@ class DrawCount:
         check_count(total, sampler)
         return DrawCount(sampler, total, self.complete and known, seen)
 
+    def after_units(self, sampler: PoissonSampler, units: Tensor, goes_on: int | None) -> DrawCount:
+        """The count with the units of one more physical batch.
+
+        Args:
+            sampler: The sampler, whose examples are units.
+            units: Numbers of the units, each once.
+            goes_on: The last unit so far, of which the batch may have more images.
+
+        Raises:
+            As `after`.
+        """
+        if len(units) and goes_on == int(units[0]):
+            units = units[1:]
+        ones = torch.ones(len(units))
+        return self.after(sampler, units, PhysicalBatch(units, ones, 0, len(units)))
+
     def seeds(
         self, randomness: Randomness, released: int, weights: Tensor | PhysicalBatch | None
     ) -> RowSeeds:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
@@ -16,6 +17,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import ACCOUNTANTS, AccountantName, Step, epsilon, merge
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
+from sfumato.text import UNIT
 
 SCHEMA = 1
 """Version of the JSON; a reader refuses newer ones."""
@@ -30,7 +32,7 @@ class Guarantee:
     Attributes:
         data: Name of the training data.
         private: False for training without noise.
-        unit: The unit of privacy: `image`, or `example` in an own loop.
+        unit: The unit of privacy: `image`, a word such as `patient`, or `example` in an own loop.
         delta: As in (epsilon, delta).
     accountant: The accountant that calibrated the noise. epsilon: Epsilon spent, by accountant,
         including the steps of the start. group_epsilon: The same by PLD, by number of units of one
@@ -40,7 +42,8 @@ class Guarantee:
         ones together, without those of the start. taken: Steps taken; fewer than those counted
         where results decided when to stop. planned: Steps planned; None in an own loop. clipping:
         The clipping rule in words, with its sensitivity. clip: The clipping norm C, of the first
-        step if it changes; None without a bound. views: Augmented views per example, averaged
+        step if it changes; None without a bound. images_per_unit: Most images of a unit in a step,
+        averaged before clipping; 0 for any number. views: Augmented views per image, averaged
         before clipping. averaged: True if averaged weights were released. seeded: True if the
         random numbers follow from a stated seed. noise_source: Generator of the random numbers;
         empty if it was not recorded. public: True if the user declared the training data public.
@@ -78,6 +81,7 @@ class Guarantee:
     planned: int | None = None
     clipping: str = ""
     clip: float | None = None
+    images_per_unit: int = 1
     views: int = 1
     averaged: bool = False
     seeded: bool = False
@@ -208,6 +212,8 @@ class Guarantee:
             raise ValueError(f"it has an unknown field '{min(map(str, unknown))}'")
         found = {}
         for name, read in _READERS.items():
+            if name in _LATER and name not in content:
+                continue
             if name not in content:
                 raise ValueError(f"it has no '{name}'")
             try:
@@ -218,6 +224,8 @@ class Guarantee:
         for name in ("relation", "mechanism"):
             if content.get(name) != getattr(guarantee, name):
                 raise ValueError(f"its {name} is not the one of sfumato's guarantees")
+        if not re.fullmatch(UNIT, guarantee.unit):
+            raise ValueError("its unit of privacy is no plain word")
         if guarantee.private and not {*ACCOUNTANTS, guarantee.accountant} <= {*guarantee.epsilon}:
             raise ValueError("its epsilon lacks an accountant")
         if guarantee.private and not {*SIZES} == {*guarantee.group_epsilon}:
@@ -311,4 +319,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "Mapping[int, float]": _by(int, _cost),
     "Mapping[str, str]": _by(str, _is(str)),
 }
+_LATER = frozenset(("images_per_unit",))
+"""Fields that files of earlier versions lack; they have the default there."""
+
 _READERS = {f.name: _KINDS[str(f.type)] for f in fields(Guarantee)}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import torch
@@ -14,13 +13,13 @@ from torch.utils.data import DataLoader
 from sfumato.distributed.ranks import sharing_errors
 from sfumato.errors import UserError
 from sfumato.privacy import chapters
-from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
-from sfumato.privacy.accounting.accountants import epsilon as account
+from sfumato.privacy.accounting.accountants import AccountantName, Step
 from sfumato.privacy.accounting.budget import check_delta, noise_multiplier_for
+from sfumato.privacy.adaptive import adapted
 from sfumato.privacy.checks.refusals import refuse_kinds, refuse_without_noise
 from sfumato.privacy.checks.spot_check import SpotCheck
-from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Flat, Unclipped
-from sfumato.privacy.draw_count import DrawCount
+from sfumato.privacy.clipped_sum import ClippedSum, Contribution
+from sfumato.privacy.clipping import ClippingRule, Flat, Unclipped
 from sfumato.privacy.engines.ordinary_backward import Ordinary
 from sfumato.privacy.engines.results import PerExampleGradients
 from sfumato.privacy.guarantee import Guarantee, current_versions
@@ -29,14 +28,14 @@ from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.numerics.totals import Totals
 from sfumato.privacy.over_ranks import Release
-from sfumato.privacy.per_example import Loss, PerExample, cross_entropy
+from sfumato.privacy.per_example import Loss, PerExample, cross_entropy, with_images
+from sfumato.privacy.releases import Releases
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
+from sfumato.privacy.units import UnitBatch, check_targets
 
-_CHANGED = "parameters were frozen or unfrozen, or replaced, between accumulate and release"
 
-
-class PrivateGradients:
+class PrivateGradients(Releases):
     """Accumulates clipped per-example gradients and releases their noisy mean.
 
     Args:
@@ -47,6 +46,8 @@ class PrivateGradients:
             the rule has something of its own to release.
         loss: From outputs and targets to one loss per row.
         views: Rows per example, averaged before clipping.
+        images: Images of a unit of privacy that run beside each other, for units of several
+            images (`units` of `accumulate`); a unit with more takes several passes.
         check: Check the model against the slow reference before the first batch, and now and then
             on real examples (`sfumato.privacy.checks.spot_check`).
         randomness: Source of the noise: a new key from the operating system if None, which all
@@ -78,6 +79,7 @@ class PrivateGradients:
         noise: GaussianNoise,
         loss: Loss = cross_entropy,
         views: int = 1,
+        images: int = 1,
         check: bool = True,
         randomness: Randomness | None = None,
         precision: torch.dtype | Literal["auto"] | None = "auto",
@@ -88,21 +90,16 @@ class PrivateGradients:
                 "Noise cannot be scaled to gradients that are not clipped: choose a clipping rule, "
                 "or no noise for a run without privacy."
             )
-        self.sampler, self.noise = sampler, noise
+        super().__init__(sampler, noise)
         self.randomness = Randomness.shared() if randomness is None else randomness
-        self._noises = 0
-        self.per_example = PerExample(
-            model, loss=loss, views=views, check=check, precision=precision
-        )
+        self._noises, self._unit = 0, "example" if images == 1 else "unit"
+        self.views, self.images = views, images
+        per_example = PerExample(model, loss=loss, views=views, check=check, precision=precision)
+        self.per_example = with_images(per_example, images, views)
         self.spot_check = SpotCheck()
         self.clipping = clipping
         self.clipping.gradient_noise(noise.multiplier)
-        self._history: list[Step] = []
-        self._sums: Totals | None = None
-        self._summed_with: tuple[ClippingRule, float] | None = None
-        self._draw = DrawCount()
-        self._observed: Tensor | None = None
-        self._statistics = BatchStatistics()
+        self._sum = ClippedSum()
 
     @classmethod
     def for_budget(
@@ -143,8 +140,7 @@ class PrivateGradients:
 
         A copy has a key of its own unless there is a seed: equal noise would cancel between two.
         """
-        state = self.__dict__ | {"_sums": None, "_observed": None, "_summed_with": None}
-        state |= {"_statistics": BatchStatistics(), "_draw": DrawCount(), "spot_check": SpotCheck()}
+        state = self.__dict__ | {"_sum": ClippedSum(), "spot_check": SpotCheck()}
         return state if self.randomness.seeded else state | {"randomness": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -161,46 +157,18 @@ class PrivateGradients:
         """Clip by another rule from the next step on."""
         self._rule, self._bound_to = rule, None
 
-    @property
-    def step_event(self) -> Step:
-        """The privacy event of one release."""
-        return Step(q=self.sampler.rate, noise_multiplier=self.noise.multiplier)
-
-    @property
-    def history(self) -> list[Step]:
-        """Everything released so far, equal releases counted together."""
-        return list(merge(self._history))
-
-    @history.setter
-    def history(self, steps: Sequence[Step]) -> None:
-        """Go on after what an interrupted run has released."""
-        self._history = list(steps)
-
-    @property
-    def released(self) -> int:
-        """The number of releases so far."""
-        return sum(step.count for step in self._history)
-
-    @released.setter
-    def released(self, count: int) -> None:
-        """Go on after `count` releases of this same event."""
-        self._history = [replace(self.step_event, count=count)] if count else []
-
-    def epsilon(self, *, delta: float, accountant: AccountantName = "pld") -> float:
-        """Privacy spent so far; delta must be below one in the number of examples."""
-        check_delta(delta, self.sampler.examples)
-        return account(self.history, delta=delta, accountant=accountant)
-
-    def statement(self, *, delta: float, data: str) -> str:
+    def statement(self, *, delta: float, data: str, unit: str | None = None) -> str:
         """The privacy statement of `guarantee`, which has the same arguments, as Markdown."""
-        return chapters.statement(self.guarantee(delta=delta, data=data))
+        return chapters.statement(self.guarantee(delta=delta, data=data, unit=unit))
 
-    def guarantee(self, *, delta: float, data: str) -> Guarantee:
+    def guarantee(self, *, delta: float, data: str, unit: str | None = None) -> Guarantee:
         """The guarantee of what has been released so far, with the conditions of it.
 
         Args:
             delta: As in (epsilon, delta).
             data: What to call the examples.
+            unit: What to call one unit of privacy, such as `patient`; `example` if None, or `unit`
+                if images were accumulated with their units.
 
         Raises:
             UserError: If the model, with the weights of now, mixes the examples of the last batch.
@@ -210,36 +178,81 @@ class PrivateGradients:
         rule = self.clipping
         clip = getattr(rule, "clip", rule.sensitivity)
         return Guarantee.accounted(
-            steps=self.history, delta=delta, data=data, unit="example", own_loop=True,
+            steps=self.history, delta=delta, data=data, own_loop=True,
+            unit=unit or self._unit,
             examples=self.sampler.examples, batch=float(self.sampler.batch), rate=self.sampler.rate,
             taken=self.released, clipping=rule.describe(), clip=clip if clip < math.inf else None,
-            views=self.per_example.views, seeded=self.randomness.seeded, validation=None,
+            images_per_unit=1 if self._unit == "example" else 0, views=self.views,
+            seeded=self.randomness.seeded, validation=None,
             checked=self.per_example.check, checked_at_end=checked, versions=current_versions(),
         )  # fmt: skip
 
     def accumulate(
-        self, x: Tensor, y: Tensor, weights: Tensor | PhysicalBatch | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | PhysicalBatch | None = None,
+        *,
+        units: Tensor | None = None,
     ) -> None:
         """Add a physical batch to the sum; nothing is added if this raises.
 
         Args:
             x: `(examples * views, ...)` inputs, the views of an example beside each other.
-            y: `(examples,)` targets.
+            y: `(examples,)` targets; `(examples, images)` for units of several images, padded with
+                `sfumato.privacy.units.PADDING` (their inputs repeat another image of the unit).
             weights: The physical batch that x and y belong to, or its weights alone: one for an
                 example that was drawn, zero for padding. Every row was drawn if None.
+            units: The number of each image's unit, where units of any size are given image by
+                image: those of a unit beside each other, if need be in several calls.
 
         Raises:
             UserError: More examples than the sampler has, or one of them known to come twice.
         """
-        draw = self._draw.after(self.sampler, y, weights)
-        self.per_example.seeds = self._draw.seeds(self.randomness, self.released, weights)
+        self._sum.check_kind(by_unit=self.images > 1 or units is not None)
+        if units is not None:
+            return self._accumulate_units(x, y, weights, units)
+        draw = self._sum.draw.after(self.sampler, y, weights)
+        self.per_example.seeds = self._sum.draw.seeds(self.randomness, self.released, weights)
         own = weights.weights if isinstance(weights, PhysicalBatch) else weights
+        check_targets(y, self.images)
         self._add(self._gradients(x, y), y, own)
-        self._draw = draw
+        self._sum.draw, self._sum.by_unit = draw, self.images > 1
+
+    def _add(self, gradients: PerExampleGradients, y: Tensor, weights: Tensor | None) -> None:
+        drawn = torch.ones(y.shape[0], dtype=torch.bool, device=y.device)
+        if weights is not None:
+            drawn = weights.to(y.device) > 0
+        parameters, rule = self._trained()
+        self._sum.add(Contribution.of(gradients, y, drawn, rule), parameters, rule)
+
+    def _accumulate_units(
+        self, x: Tensor, y: Tensor, weights: Tensor | PhysicalBatch | None, units: Tensor
+    ) -> None:
+        batch = UnitBatch.of(x, y, units, weights, images=self.images, views=self.views)
+        last = self._sum.last
+        draw = self._sum.draw.after_units(self.sampler, batch.units, last.unit if last else None)
+        known = batch.numbered(last.images if last else 0)
+        self.per_example.seeds = draw.seeds(self.randomness, self.released, known)
+        gradients = self._gradients(batch.x, batch.y)
+        self._sum.add_units(batch, gradients, *self._trained())
+        self._sum.draw, self._sum.by_unit, self._unit = draw, True, "unit"
+
+    def _trained(self) -> tuple[dict[str, nn.Parameter], ClippingRule]:
+        """The parameters trained after the pass, which may have added some, and their rule."""
+        parameters = self.per_example.trainable
+        refuse_without_noise(parameters)
+        self._sum.check_parameters(parameters)
+        return parameters, self._same_rule(parameters)
 
     @sharing_errors()
     def backward(
-        self, x: Tensor, y: Tensor, *, physical_batch: int | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        physical_batch: int | None = None,
+        units: Tensor | None = None,
     ) -> BatchStatistics:
         """Put the noisy mean gradient of one whole draw into `.grad`, as `loss.backward()` would.
 
@@ -247,35 +260,49 @@ class PrivateGradients:
             x: `(examples * views, ...)` inputs of one draw, or of a rank's share; possibly none.
             y: `(examples,)` targets.
             physical_batch: Most examples at once; if None all, or half of a size not yet checked.
+            units: As for `accumulate`; a physical batch then counts images.
 
         Raises:
             UserError: Something has been accumulated since the last release, or as `accumulate`.
         """
-        if self._sums is not None:
+        if not self._sum.empty:
             raise UserError(
                 "backward() takes a whole draw, and other examples were accumulated before it: "
                 "call release() or discard() first."
             )
-        size, views = physical_batch or self.per_example.at_once(x, y), self.per_example.views
+        size, rows = physical_batch or max(1, len(y)), self.views
+        if units is None:
+            size, rows = physical_batch or self.per_example.at_once(x, y), self.per_example.views
         try:
             for a in range(0, len(y), size):
-                self.accumulate(x[a * views : (a + size) * views], y[a : a + size])
+                own = None if units is None else units[a : a + size]
+                self.accumulate(x[a * rows : (a + size) * rows], y[a : a + size], units=own)
         except BaseException:
             self.discard()
             raise
         return self.release()
 
-    def loader(self, loader: DataLoader[Any], *, steps: int | None = None) -> DataLoader[Any]:
+    def loader(
+        self,
+        loader: DataLoader[Any],
+        *,
+        steps: int | None = None,
+        units: Tensor | None = None,
+        per_unit: int | None = None,
+    ) -> DataLoader[Any]:
         """The same loader with draws of this mechanism's sampler as its batches.
 
         Args:
             loader: A loader of the training examples; its batch size and order are not used.
             steps: Number of draws in one pass; as many as the loader has batches if None.
+            units: The unit of each image, if units are drawn: any whole numbers. A batch then ends
+                with the numbers of its images' units, which `accumulate` and `backward` take.
+            per_unit: Most images of a unit in a draw, chosen at random; all if None.
 
         Raises:
             UserError: The loader's data set is another than the sampler's, or has no length.
         """
-        return poisson_loader(loader, self.sampler, steps)
+        return poisson_loader(loader, self.sampler, steps, units=units, per_unit=per_unit)
 
     def _gradients(self, x: Tensor, y: Tensor) -> PerExampleGradients:
         """Per-example gradients, or an ordinary backward pass where nobody asks for single ones."""
@@ -294,33 +321,6 @@ class PrivateGradients:
         """
         self.spot_check.check(self.per_example, x, y)
 
-    def _add(self, gradients: PerExampleGradients, y: Tensor, weights: Tensor | None) -> None:
-        drawn = torch.ones(y.shape[0], dtype=torch.bool, device=y.device)
-        if weights is not None:
-            drawn = weights.to(y.device) > 0
-        parameters = self.per_example.trainable
-        refuse_without_noise(parameters)
-        if self._sums is not None and not self._sums.fits(parameters):
-            raise RuntimeError(_CHANGED)
-        squared = gradients.squared_norms()
-        rule = self._same_rule(parameters)
-        scales = rule.weights(squared)
-        scales = torch.where(scales < SMALLEST_WEIGHT, 0.0, scales)
-        if rule.uniform:
-            scales = scales[:, :1]
-        sums = gradients.weighted_sum(scales * drawn.unsqueeze(1))
-        observed = rule.observe(squared, drawn)
-        statistics = BatchStatistics.of(
-            gradients, y, drawn=drawn, clipped=rule.clipped(squared), squared=squared
-        )
-        if observed is not None and self._observed is not None:
-            observed = self._observed + observed
-        statistics = self._statistics + statistics
-        totals = Totals(parameters) if self._sums is None else self._sums
-        totals.add(gradients.names, sums)
-        self._sums, self._summed_with = totals, (rule, rule.sensitivity)
-        self._statistics, self._observed = statistics, observed
-
     @sharing_errors()
     def release(self, *, before: Callable[[Step], None] | None = None) -> BatchStatistics:
         """Put the noisy mean gradient into `.grad` and start a new sum.
@@ -335,15 +335,15 @@ class PrivateGradients:
         """
         parameters, others = self.per_example.objective.parameters()
         refuse_without_noise(parameters)
-        sums = Totals(parameters) if self._sums is None else self._sums
-        if not sums.fits(parameters):
-            raise RuntimeError(_CHANGED)
-        examples = self._draw.check(self.sampler, self._statistics)
         event, rule = self.step_event, self._same_rule(parameters)
+        self._sum.close(parameters, rule)
+        self._sum.check_parameters(parameters)
+        sums = Totals(parameters) if self._sum.totals is None else self._sum.totals
+        examples = self._sum.draw.check(self.sampler, self._sum.statistics)
         noise = GaussianNoise(rule.gradient_noise(event.noise_multiplier))
         # The number of a release never comes again, even if the history is set back.
         number = max(self._noises, self.released) + 1
-        observed, statistics = self._observed, self._statistics
+        observed, statistics = self._sum.observed, self._sum.statistics
         if observed is None:
             observed = rule.observe_nothing(len(parameters), sums.home)
         release = Release(number, event, rule, parameters, self.randomness, self.sampler)
@@ -355,7 +355,7 @@ class PrivateGradients:
             self.discard()
             raise
         self._noises = number
-        self._history = list(merge([*self._history, event]))
+        self.count(event)
         means = sums.noisy_means(
             parameters,
             noise,
@@ -367,14 +367,19 @@ class PrivateGradients:
             parameter.grad = means[name]
         for parameter in others:
             parameter.grad = None
-        self._rule = self._adapted(rule, observed)
+        stream = self.randomness.stream(self._noises, "counts")
+        self._rule = adapted(rule, observed, stream, self.sampler.batch)
         self.discard()
         return statistics
 
+    def halve_images(self) -> None:
+        """Run half as many images of a unit at once, if memory does not suffice for more."""
+        self.images //= 2
+        self.per_example = with_images(self.per_example, self.images, self.views)
+
     def discard(self) -> None:
         """Drop everything accumulated since the last release."""
-        self._sums, self._observed, self._statistics = None, None, BatchStatistics()
-        self._summed_with, self._draw = None, DrawCount()
+        self._sum = ClippedSum()
 
     def _bound(self, parameters: dict[str, nn.Parameter]) -> ClippingRule:
         """The rule as it is now, for these parameters, which are those trained now."""
@@ -387,14 +392,5 @@ class PrivateGradients:
     def _same_rule(self, parameters: dict[str, nn.Parameter]) -> ClippingRule:
         """The rule that the sum was begun with: noise is scaled to the sensitivity of one rule."""
         rule = self._bound(parameters)
-        if self._summed_with not in (None, (rule, rule.sensitivity)):
-            raise RuntimeError("the clipping rule was changed between accumulate and release")
+        self._sum.check_rule(rule)
         return rule
-
-    def _adapted(self, rule: ClippingRule, observed: Tensor | None) -> ClippingRule:
-        """The rule after this release, from what it observed and noise of its own."""
-        if observed is None:
-            return rule
-        stream, deviation = self.randomness.stream(self._noises, "counts"), rule.observation_noise
-        noisy = GaussianNoise(deviation).add(observed, sensitivity=1.0, stream=stream)
-        return rule.after(noisy, self.sampler.batch)

@@ -31,6 +31,7 @@ from sfumato.privacy.engines.paths import Path
 from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.numerics.model_state import hook_keys
 from sfumato.privacy.numerics.precision import compiled_precision
+from sfumato.privacy.unit_loss import UnitLoss
 
 _CHECK = 16
 """Batches whose computation is worth the checks of one more batch size."""
@@ -303,6 +304,25 @@ class PerExample:
                 self.passed_over["compiled"] = found
             known[settings] = None if isinstance(found, str) else found
         return known[settings]
+
+
+def with_images(engine: PerExample, images: int, views: int) -> PerExample:
+    """Per-example gradients of the same model for units of `images` images of `views` views each.
+
+    Targets are `(units, images)` then, unless `images` is 1.
+    """
+    loss = engine.loss.loss if isinstance(engine.loss, UnitLoss) else engine.loss
+    if images > 1:
+        loss = UnitLoss(loss, images, views)
+    found = PerExample(
+        engine.model,
+        loss=loss,
+        views=images * views,
+        check=engine.check,
+        precision=engine.precision,
+    )
+    found.say = engine.say
+    return found
 
 
 _MOST_SETTINGS = 4

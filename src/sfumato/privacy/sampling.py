@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,14 +87,22 @@ class PoissonSampler:
         """Indices of one step's examples on all ranks together."""
         return stream.trials(self.examples, self.rate).nonzero().squeeze(1)
 
-    def batches(self, steps: int, randomness: Randomness | None = None) -> PoissonBatches:
+    def batches(
+        self,
+        steps: int,
+        randomness: Randomness | None = None,
+        *,
+        images: Callable[[Tensor, Keystream], Tensor] | None = None,
+    ) -> PoissonBatches:
         """One draw for each step, as `torch.utils.data.DataLoader` takes its `batch_sampler`.
 
         Args:
             steps: Number of draws.
             randomness: Source of the draws; a new key from the operating system if None.
+            images: From the units drawn and a source of random numbers to indices of their images,
+                where units are drawn.
         """
-        return PoissonBatches(self, steps, randomness)
+        return PoissonBatches(self, steps, randomness, images=images)
 
 
 class PoissonBatches:
@@ -104,15 +112,21 @@ class PoissonBatches:
         sampler: The sampler.
         steps: Number of draws in one pass.
         randomness: Source of the draws; a new key from the operating system for each if None.
+        images: As for `PoissonSampler.batches`.
 
     Guarantee: Copies of the object, in this process or another, draw independently, unless the
     randomness has a seed.
     """
 
     def __init__(
-        self, sampler: PoissonSampler, steps: int, randomness: Randomness | None = None
+        self,
+        sampler: PoissonSampler,
+        steps: int,
+        randomness: Randomness | None = None,
+        *,
+        images: Callable[[Tensor, Keystream], Tensor] | None = None,
     ) -> None:
-        self.sampler, self.steps = sampler, steps
+        self.sampler, self.steps, self._images = sampler, steps, images
         self._randomness, self._drawn = randomness, 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,7 +140,10 @@ class PoissonBatches:
         for _ in range(self.steps):
             self._drawn += 1
             key = Randomness.shared() if self._randomness is None else self._randomness
-            yield self.sampler.draw(key.stream(self._drawn, "sample")).tolist()
+            draw = self.sampler.draw(key.stream(self._drawn, "sample"))
+            if self._images is not None:
+                draw = self._images(draw, key.stream(self._drawn, "images"))
+            yield draw.tolist()
 
 
 def physical_batches(draw: Tensor, size: int, *, start: int = 0) -> Iterator[PhysicalBatch]:

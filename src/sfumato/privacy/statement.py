@@ -17,6 +17,10 @@ _MANY = 0.1
 """Above this, delta times the number of examples is too large."""
 
 
+IMAGES = ("image", "example")
+"""Units of privacy of which one person may have several."""
+
+
 def relation(unit: str) -> str:
     """The neighbouring relation of all guarantees, in words."""
     return f"leaving out one training {unit}"
@@ -110,14 +114,17 @@ def groups(values: Mapping[int, float], delta: float, unit: str) -> str:
         delta: As in (epsilon, delta). unit: The word for an example.
     """
     shown = [upwards(v, 3) if v <= MOST else f"over {MOST:g}" for v in values.values()]
+    who, whose = "Somebody with several", "of one person"
+    if unit not in IMAGES:
+        who, whose = "A family or another group of several", "together"
     text = (
-        f"The unit of privacy is one {unit}. Somebody with several {unit}s in the training set is "
+        f"The unit of privacy is one {unit}. {who} {unit}s in the training set is "
         "protected for all of them together by a larger ε, which is not k times ε of one. From the "
         f"same steps (PLD of a mixture of Gaussians), at the same δ = {delta:g}:"
     )
     return f"""{filled(text)}
 
-| {unit}s of one person | {" | ".join(map(str, values))} |
+| {unit}s {whose} | {" | ".join(map(str, values))} |
 |---|{"---|" * len(shown)}
 | ε | {" | ".join(shown)} |"""
 

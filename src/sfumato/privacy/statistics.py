@@ -49,8 +49,10 @@ class BatchStatistics:
         counted = drawn & finite
         first_view = outputs[:: len(outputs) // max(1, len(y))]
         right = torch.zeros_like(drawn)
-        if first_view.dim() == 2 and y.dim() == 1:
-            right = first_view.argmax(1) == y
+        # Of a unit with several images, the first.
+        first = y[:, 0] if y.dim() == 2 and not y.is_floating_point() else y
+        if first_view.dim() == 2 and first.dim() == 1:
+            right = first_view.argmax(1) == first
         wide = widest(outputs.device)
         return cls(
             torch.stack(
@@ -92,7 +94,7 @@ class BatchStatistics:
 
     @property
     def correct(self) -> int:
-        """Examples whose first view is classified correctly."""
+        """Examples whose first view, of the first image, is classified correctly."""
         return int(self._at(2))
 
     @property

@@ -214,7 +214,7 @@ def test_late_mixing_stops_the_run(name: str, monkeypatch: pytest.MonkeyPatch) -
             engine.accumulate(*set_off(x, y))
             engine.discard()
     assert str(error.value) == spot_check.STOPPED, "anything else might tell of the data"
-    assert engine._sums is None and engine.released == 1
+    assert engine._sum.totals is None and engine.released == 1
 
 
 @pytest.mark.parametrize("name", LATE)
@@ -243,7 +243,7 @@ def test_the_first_batch_is_checked() -> None:
     engine = private(model)
     with pytest.raises(UserError, match="one example reach"):
         engine.accumulate(*set_off(*data()))
-    assert engine._sums is None
+    assert engine._sum.totals is None
 
 
 def _released(every: int, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Tensor]:

@@ -61,7 +61,7 @@ def added(mechanism: PrivateGradients, x: Tensor, y: Tensor, j: int) -> float:
     weights = torch.zeros(len(y))
     weights[j] = 1
     mechanism.accumulate(x, y, weights)
-    sums = [s.double() for s in (mechanism._sums or {}).values()]
+    sums = [s.double() for s in (mechanism._sum.totals or {}).values()]
     mechanism.discard()
     return float(torch.cat([s.flatten() for s in sums]).norm())
 

@@ -58,8 +58,8 @@ def summed(x: Tensor, rule: ClippingRule, size: int) -> Tensor:
             torch.zeros(len(own)), None,
         )  # fmt: skip
         private._add(found, torch.zeros(len(own), dtype=torch.long), batch.weights)
-    assert private._sums is not None
-    return private._sums["weight"].double().clone()
+    assert private._sum.totals is not None
+    return private._sum.totals["weight"].double().clone()
 
 
 def orders(n: int) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.privacy.numerics.model_state import PROBE_SEED
+from sfumato.privacy.unit_loss import PADDING
 
 
 def random_rows(
@@ -65,7 +66,10 @@ def _like(x: Tensor, like: Tensor) -> Tensor:
 
 
 def random_targets(like: Tensor, outputs: Tensor, examples: int) -> Tensor:
-    """Random targets of the shape and type of real ones: classes, or numbers between 0 and 1."""
+    """Random targets of the shape and type of real ones: classes, or numbers between 0 and 1.
+
+    Where real ones have padding, as units of several images do, so have these.
+    """
     generator = torch.Generator().manual_seed(PROBE_SEED)
     shape = (examples, *like.shape[1:])
     if like.is_floating_point():
@@ -73,6 +77,9 @@ def random_targets(like: Tensor, outputs: Tensor, examples: int) -> Tensor:
     else:
         classes = outputs.shape[1] if outputs.dim() > 1 else 2
         y = torch.randint(classes, shape, generator=generator)
+        if y.dim() == 2 and bool((like == PADDING).any()):
+            counts = torch.randint(1, shape[1] + 1, (examples, 1), generator=generator)
+            y = torch.where(torch.arange(shape[1]) < counts, y, PADDING)
     return y.to(device=like.device, dtype=like.dtype)
 
 

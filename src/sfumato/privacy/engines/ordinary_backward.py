@@ -40,7 +40,7 @@ class Ordinary:
             return [torch.zeros_like(p) for p in self._parameters]
         with torch.enable_grad():
             total = torch.where(own == 0, 0.0, self._losses * own).sum()
-        found = torch.autograd.grad(total, self._parameters, allow_unused=True)
+        found = torch.autograd.grad(total, self._parameters, allow_unused=True, retain_graph=True)
         return [
             torch.zeros_like(p) if grad is None else grad
             for p, grad in zip(self._parameters, found, strict=True)

@@ -55,6 +55,11 @@ class Keystream:
         threshold = int(probability * 2.0**64)  # A float64 times a power of two is exact.
         return torch.from_numpy(drawn < threshold)
 
+    def words(self, count: int) -> Tensor:
+        """Independent uniform numbers `(count,)` of 64 bits, int64 on the CPU."""
+        drawn = chacha20.words(self._key, count, block=self._take(count))
+        return torch.from_numpy(drawn.astype("int64"))
+
     def normals(self, count: int, device: torch.device) -> Tensor:
         """Independent standard normal numbers `(count,)` in float64.
 

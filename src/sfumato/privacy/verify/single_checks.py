@@ -223,7 +223,7 @@ def clipped_sum(trial: Trial) -> Outcome:
         for part in physical_batches(torch.arange(EXAMPLES), size):
             own = part.indices.to(x.device)
             private._add(trial.run(x[own], y[own]), y[own], part.weights)
-        sums: Mapping[str, Tensor] = private._sums or {}
+        sums: Mapping[str, Tensor] = private._sum.totals or {}
         off = sum(
             float((s - w).double().square().sum())
             for s, w in zip(sums.values(), wanted, strict=True)
@@ -255,7 +255,7 @@ def _scaled(loss: Loss, scale: float) -> Loss:
 def _added(trial: Trial, gradients: Gradients, y: Tensor, j: int, clip: float) -> float:
     private = trial.private(clip)
     private._add(gradients, y, (~without(EXAMPLES, j)).float())
-    sums = (private._sums or {}).values()
+    sums = (private._sum.totals or {}).values()
     return math.sqrt(sum(float(s.cpu().double().square().sum()) for s in sums))
 
 
@@ -290,9 +290,9 @@ def not_finite(trial: Trial) -> Outcome:
     private, without_it = trial.private(1.0), trial.private(1.0)
     private._add(ours, y, None)
     without_it._add(trial.run(x, y), y, without(EXAMPLES, j).float())
-    statistics: BatchStatistics = private._statistics
-    sums: Mapping[str, Tensor] = private._sums or {}
-    wanted: Mapping[str, Tensor] = without_it._sums or {}
+    statistics: BatchStatistics = private._sum.statistics
+    sums: Mapping[str, Tensor] = private._sum.totals or {}
+    wanted: Mapping[str, Tensor] = without_it._sum.totals or {}
     if not all(bool(torch.isfinite(s).all()) for s in sums.values()):
         return False, "the sum is not finite", None
     if statistics.not_finite != 1:
