@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -19,6 +20,7 @@ from typing import Any
 
 from sfumato.errors import UserError, nearest
 from sfumato.settings import Augment, Data, Model, Optimizer, Privacy, Start, Training
+from sfumato.text import UNIT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +282,16 @@ def _check_together(recipe: Recipe) -> None:
         raise UserError("Give training.steps or training.epochs, not both.")
     if recipe.optimizer.nesterov and not recipe.optimizer.momentum:
         raise UserError("optimizer.nesterov needs optimizer.momentum greater than 0.")
+    if not re.fullmatch(UNIT, recipe.data.unit):
+        raise UserError(
+            f"data.unit = '{recipe.data.unit}' is no word for a unit of privacy: give one to three "
+            "words of small letters, such as image or patient."
+        )
+    if recipe.data.unit_pattern and recipe.data.unit == "image":
+        raise UserError(
+            "data.unit_pattern finds the unit of privacy in file names: name the unit as well, as "
+            "in --unit patient."
+        )
     if recipe.data.public and recipe.privacy.enabled:
         raise UserError(
             "data.public = true declares that the training images need no privacy, for a run with "

@@ -55,6 +55,15 @@ class Data:
     subset: str = _setting(
         "", "only random classes: min-rand-10, half-rand-50, max-100, rand-N or rand-N/GROUPS"
     )
+    unit: str = _setting(
+        "image", "unit of privacy: image, or a word such as patient for all images of one"
+    )
+    unit_pattern: str = _setting(
+        "", "regular expression whose group `unit` is the unit in a file's path; a folder if empty"
+    )
+    per_unit: int = _setting(
+        4, "most images of a unit that enter a step, chosen at random in each", least=1
+    )
     public: bool = _setting(False, "you declare these images public: not for a private run")
     skip_unreadable: bool = _setting(False, "go on without images that cannot be read")
     cache: bool = _setting(True, "keep a folder's decoded images in your cache, for the next start")

@@ -16,6 +16,8 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "[": "&#91;", "]": "&#93;"}
 NONE = "–"
 """Stands for a number that there is not."""
 
+UNIT = "[a-z]{2,20}( [a-z]{2,20}){0,2}"
+"""Pattern of the word for a unit of privacy, such as `patient`."""
 
 GIVEN = "python:"
 """Begins the name of data or of a model that was given as an object in Python."""

@@ -44,7 +44,9 @@ def test_sfumato_takes_the_steps_of_its_own_loop(monkeypatch: pytest.MonkeyPatch
 
     def watched(self: Loop, draw: torch.Tensor | None = None) -> object:
         statistics = real(self, draw)
-        seen.append((statistics.examples, self.ledger.steps, self.physical_batch, self.average))
+        seen.append(
+            (statistics.examples, self.ledger.steps, self.feed.physical_batch, self.average)
+        )
         return statistics
 
     monkeypatch.setattr(Loop, "take_step", watched)

@@ -87,7 +87,7 @@ def sfumato(case: Case, device: torch.device) -> Contender:
         how=f"{case.precision}, channels last",
         close=close,
         remark=remark,
-        physical=lambda: loop.physical_batch,
+        physical=lambda: loop.feed.physical_batch,
         model=loop.model,
     )
 

@@ -32,7 +32,7 @@ def adapt(dataset: Dataset, *, size: tuple[int, int] | None, channels: int | Non
 
 def _mapped(dataset: Dataset, change: Callable[[Array], Array]) -> Dataset:
     def part(images: ImageSet) -> ImageSet:
-        return ImageSet(np.ascontiguousarray(change(images.images)), images.labels)
+        return replace(images, images=np.ascontiguousarray(change(images.images)))
 
     train = part(dataset.train)
     mean, std = constants(dataset.mean, dataset.std, train.images.shape[1])
@@ -107,7 +107,7 @@ def renumbered(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
         return dataset
 
     def part(images: ImageSet) -> ImageSet:
-        return ImageSet(images.images, align_labels(images.labels, dataset.classes, classes))
+        return replace(images, labels=align_labels(images.labels, dataset.classes, classes))
 
     return replace(
         dataset,

@@ -11,18 +11,24 @@ from sfumato.data.catalogue import HALF
 from sfumato.data.decode import depth_note, eight_bits
 from sfumato.data.imageset import Array, Dataset, ImageSet
 from sfumato.data.split import Rule
+from sfumato.data.units import refuse_shared_units, unit_numbers
 from sfumato.errors import UserError
 
 _CHANNEL_COUNTS = (1, 2, 3, 4)
 
 
 class Part(NamedTuple):
-    """Images and labels of one part of a data set, with the names of both for messages."""
+    """Images and labels of one part of a data set, with the names of both for messages.
+
+    Attributes:
+        units: Names or numbers of the images' units of privacy; None if they are not known.
+    """
 
     images: Array
     labels: Array
     images_name: str
     labels_name: str
+    units: Array | None = None
 
 
 def assembled(
@@ -64,7 +70,8 @@ def assembled(
                 f"{where}: {part.images_name} is empty; give images or leave the array out."
             )
     labels, classes = _numbered(where, raw, classes)
-    sets = {key: ImageSet(images[key], labels[key]) for key in images}
+    units = _units(where, parts)
+    sets = {key: ImageSet(images[key], labels[key], units.get(key)) for key in images}
     _check_alike(where, sets)
     notes: tuple[str, ...] = ()
     if "test" not in sets:
@@ -88,6 +95,23 @@ def assembled(
         notes=(*notes, *filter(None, (dark, _holes(sets)))),
         source=where,
     )
+
+
+def _units(where: str, parts: Mapping[str, Part]) -> dict[str, Array]:
+    """The units of each part's images, where they are given."""
+    given = {key: part.units for key, part in parts.items() if part.units is not None}
+    if not given:
+        return {}
+    for key, part in parts.items():
+        wanted = (len(part.labels),)
+        if key not in given or given[key].shape != wanted or given[key].dtype.kind not in "iuUS":
+            raise UserError(
+                f"{where}: the units of {part.images_name} must be {wanted[0]} whole numbers or "
+                "names, one for each image, in every part."
+            )
+    names = {key: [text(name) for name in own.tolist()] for key, own in given.items()}
+    refuse_shared_units(names, where)
+    return {key: unit_numbers(own) for key, own in names.items()}
 
 
 def _holes(parts: Mapping[str, ImageSet]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.data.split import Rule, check_fraction, independent, stratified
+from sfumato.data.split import Rule, by_unit, check_fraction, independent, stratified
 
 Array = npt.NDArray[Any]
 
@@ -25,10 +25,13 @@ class ImageSet:
         images: ``(N, C, H, W)``, C-contiguous; uint8, or float32 in [0, 1] (NaN allowed). May be a
             memory map.
         labels: ``(N,)`` int64, from 0 to the number of classes minus one.
+        units: ``(N,)`` int64, equal for images of the same unit of privacy (see
+            `sfumato.data.units`); None if each image is one.
     """
 
     images: Array
     labels: Array
+    units: Array | None = None
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype not in (np.uint8, np.float32):
@@ -41,15 +44,25 @@ class ImageSet:
                 f"labels must be ({len(self.images)},) of int64, not {self.labels.shape} of "
                 f"{self.labels.dtype}"
             )
+        if self.units is not None and (
+            self.units.shape != self.labels.shape or self.units.dtype != np.int64
+        ):
+            raise ValueError(f"units must be ({len(self.images)},) of int64")
         if not self.images.flags.c_contiguous:
             raise ValueError("images must be C-contiguous")
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def examples(self) -> int:
+        """Number of units of privacy."""
+        return len(self) if self.units is None else len(np.unique(self.units))
+
     def take(self, index: Array) -> ImageSet:
         """The images at these positions, in this order, copied into memory."""
-        return ImageSet(np.ascontiguousarray(self.images[index]), self.labels[index])
+        units = None if self.units is None else self.units[index]
+        return ImageSet(np.ascontiguousarray(self.images[index]), self.labels[index], units)
 
     def chunks(self) -> Iterator[Array]:
         """The images in consecutive pieces of about 16 MiB, so a memory map is never held whole."""
@@ -68,9 +81,12 @@ class ImageSet:
             seed: seed of the choice of images.
             purpose: keeps different splits (test, validation) independent.
             rule: ``independent`` decides by the content of each image; ``stratified`` by positions.
+                Units of several images are set aside whole, each by itself, by either rule.
             at_least: for ``stratified``, the fewest of each class that can spare them.
         """
-        if rule == "independent":
+        if self.units is not None:
+            rest, part = by_unit(self.units, fraction, seed=seed, purpose=purpose)
+        elif rule == "independent":
             rest, part = independent(self._digests(), fraction, seed=seed, purpose=purpose)
         else:
             rest, part = stratified(
@@ -149,7 +165,7 @@ class Dataset:
         return parts | {"test": self.test}
 
     def fingerprint(self) -> str:
-        """SHA-256 of the training set: shape, dtype, labels and pixels, but not its name.
+        """SHA-256 of the training set: shape, dtype, labels, units and pixels, but not its name.
 
         It tells two training sets apart, so that a run is never continued on other data. It is
         computed from private data: keep it in the run folder, do not publish it.
@@ -158,6 +174,8 @@ class Dataset:
         images = self.train.images
         digest.update(f"{images.shape} {images.dtype.name}\n".encode())
         digest.update(np.ascontiguousarray(self.train.labels, dtype="<i8").tobytes())
+        if self.train.units is not None:
+            digest.update(np.ascontiguousarray(self.train.units, dtype="<i8").tobytes())
         for chunk in self.train.chunks():
             digest.update(np.ascontiguousarray(chunk, dtype=images.dtype.newbyteorder("<")).data)
         return digest.hexdigest()

@@ -1,6 +1,7 @@
 """Images with labels given in Python: arrays, tensors, and data sets that are indexed.
 
-Accepted are a pair `(images, labels)`, a map-style `torch.utils.data.Dataset` whose items are
+Accepted are a pair `(images, labels)`, or `(images, labels, units)` with the unit of privacy of
+each image, such as a patient's number; a map-style `torch.utils.data.Dataset` whose items are
 `(image, label)`, or rows with `image` and `label` as those of Hugging Face; and several parts of
 them, as a pair `(train, test)` or a mapping with `train` and, if there are any, `validation` and
 `test`. Images are arrays, tensors or those of Pillow.
@@ -93,10 +94,10 @@ def _parts(data: object) -> dict[str, object]:
 
 
 def _is_pair(part: object) -> bool:
-    """Tell whether something is a pair of an array of images and one of labels."""
-    if not isinstance(part, tuple | list) or len(part) != 2:
+    """Tell whether something is an array of images, one of labels and perhaps one of units."""
+    if not isinstance(part, tuple | list) or len(part) not in (2, 3):
         return False
-    images, labels = (getattr(side, "ndim", None) for side in part)
+    images, labels, *_ = (getattr(side, "ndim", None) for side in part)
     return images is not None and images >= 3 and (labels or 0) <= 2
 
 
@@ -111,14 +112,16 @@ _Form = tuple[tuple[int, int] | None, int | None, int]
 
 def _read(part: Any, prefix: str, form: _Form) -> Part:
     """Images and labels of a part as arrays."""
+    units = None
     if _is_indexed(part):
         _check_indexed(part)
         items = [_item(part, k) for k in range(len(part))]
         images: Any = [_pixels(image, form) for image, _ in items]
         labels: Any = [_plain(label) for _, label in items]
         _check_repeatable(part, images, form)
-    elif isinstance(part, tuple | list) and len(part) == 2:
-        images, labels = part
+    elif isinstance(part, tuple | list) and len(part) in (2, 3):
+        images, labels, *more = part
+        units = _label_array(f"{prefix}units", more[0]) if more else None
         if isinstance(images, tuple | list):
             images = [_pixels(image, form) for image in images]
     else:
@@ -126,7 +129,7 @@ def _read(part: Any, prefix: str, form: _Form) -> Part:
             f"{_WHERE} has no labels: give a pair (images, labels), not {_kind(part)} alone."
         )
     named = f"{prefix}images", f"{prefix}labels"
-    return Part(_stacked(named[0], images), _label_array(named[1], labels), *named)
+    return Part(_stacked(named[0], images), _label_array(named[1], labels), *named, units)
 
 
 def _check_indexed(part: Any) -> None:

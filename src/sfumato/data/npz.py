@@ -2,7 +2,8 @@
 
 Accepted names: ``x_train, y_train`` with optional ``x_val, y_val`` and ``x_test, y_test``; the same
 as ``train_images, train_labels, val_images, ...`` (as in MedMNIST); or ``images, labels``
-(``x, y``) alone. ``classes`` may hold the class names.
+(``x, y``) alone. ``classes`` may hold the class names, and ``units_train`` (``train_units``,
+``units``; likewise for other parts) the unit of privacy of each image, such as a patient's number.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ _NAMES = {
     "test": (("x_test", "y_test"), ("test_images", "test_labels")),
 }
 _WHOLE = (("images", "labels"), ("x", "y"), ("X", "y"))
+_UNITS = {
+    labels: labels.replace("y_", "units_").replace("labels", "units")
+    for pairs in _NAMES.values()
+    for _, labels in pairs
+} | {"labels": "units", "y": "units"}
+"""Names of the arrays of units beside arrays of labels."""
 
 
 def read_npz(
@@ -54,7 +61,9 @@ def read_npz(
         )
     names = _class_names(path, arrays.get("classes"))
     parts = {
-        part: Part(arrays[pair[0]], arrays[pair[1]], *pair) for part, pair in pairs.items() if pair
+        part: Part(arrays[pair[0]], arrays[pair[1]], *pair, arrays.get(_UNITS[pair[1]]))
+        for part, pair in pairs.items()
+        if pair
     }
     return assembled(
         parts, where=str(path), name=path.stem, classes=names, bits=bits,

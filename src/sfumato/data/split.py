@@ -60,6 +60,29 @@ def independent(
     return np.flatnonzero(~taken), np.flatnonzero(taken)
 
 
+def by_unit(
+    units: npt.NDArray[np.int64], fraction: float, *, seed: int, purpose: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Split positions into the rest and a part, without separating images of one unit.
+
+    *Guarantee:* the part of a unit depends on no other unit (see `independent`).
+
+    Args:
+        units: one identity per image, equal for images of the same unit.
+        fraction: in [0, 1).
+        seed: the same seed gives the same split on every machine and version.
+        purpose: keeps different splits (test, validation) independent.
+
+    Returns:
+        Positions of the rest and of the part, both ascending.
+    """
+    known, place = np.unique(units, return_inverse=True)
+    names = [int(unit).to_bytes(8, "big", signed=True) for unit in known]
+    _, taken = independent(names, fraction, seed=seed, purpose=purpose)
+    inside = np.isin(place, taken)
+    return np.flatnonzero(~inside), np.flatnonzero(inside)
+
+
 def stratified(
     labels: npt.NDArray[Any],
     fraction: float,

@@ -90,7 +90,7 @@ def _parsed(choice: str) -> tuple[int, int]:
 def _cut(part: ImageSet, new: np.ndarray) -> ImageSet:
     labels = new[part.labels]
     chosen = part.take(np.flatnonzero(labels >= 0))
-    return ImageSet(chosen.images, new[chosen.labels])
+    return replace(chosen, labels=new[chosen.labels])
 
 
 def _note(dataset: Dataset, kept: int, groups: int) -> str:

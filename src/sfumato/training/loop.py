@@ -16,14 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data import Dataset, ImageStore
-from sfumato.data.views import ViewParameters
 from sfumato.distributed.ranks import Ranks
 from sfumato.errors import UserError
-from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.numerics.randomness import Randomness
-from sfumato.privacy.sampling import physical_batches
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
 from sfumato.training import (
@@ -36,11 +33,12 @@ from sfumato.training import (
     trouble,
 )
 from sfumato.training.averaging import Average
+from sfumato.training.draw_feed import DrawFeed
+from sfumato.training.drawn_images import UnitImages
 from sfumato.training.evaluation import evaluate, evaluate_rows
 from sfumato.training.initial.frozen_features import frozen_features
 from sfumato.training.interrupt import StopRequest
 from sfumato.training.metrics import MANY, Metrics, coarse
-from sfumato.training.physical import rank_batch
 from sfumato.training.reporter import Progress, Reporter
 from sfumato.training.run_folder import CHECKPOINTS, without_clock
 from sfumato.training.setup import Plan
@@ -79,7 +77,6 @@ class Loop:
     def __post_init__(self) -> None:
         r = self.recipe
         self.ranks = Ranks.current()
-        self._block = rank_batch(self.physical_batch, self.plan.sampler, self.ranks.size)
         self.model.to(device=self.device)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
@@ -95,6 +92,7 @@ class Loop:
         self._held: tuple[Tensor, Tensor] | None = None
         if self.features is not None:
             self.reporter.say("Fixed layers run once for each image, not in every step.")
+        units = UnitImages(self.dataset.train, r.data.per_unit, self.randomness)
         narrow = devices.precision(t.precision, self.device) == "bfloat16"
         self.private = PrivateGradients(
             self.model if self.features is None else self.features.end,
@@ -102,10 +100,15 @@ class Loop:
             clipping=self.plan.clipping,
             noise=self.plan.noise,
             views=self.views.total,
+            images=units.slots,
             randomness=self.randomness,
             precision=torch.bfloat16 if narrow else None,
         )
         self.private.per_example.say = self.reporter.say
+        self.feed = DrawFeed(
+            self.private, self.store, units, self.views, self.features, self.randomness,
+            self.memory_format, self.physical_batch, self.reporter,
+        )  # fmt: skip
         trainable = self.private.per_example.trainable.values()
         self.optimizer = optimizers.build(r.optimizer, trainable)
         self.average: Average | None = None
@@ -167,7 +170,7 @@ class Loop:
         tensors |= {f"model/{n}": t for n, t in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"average/{n}": t for n, t in self.average.tensors.items()}
-        numbers |= {"physical_batch": self.physical_batch}
+        numbers |= {"physical_batch": self.feed.physical_batch}
         if self.recipe.exact_metrics:
             numbers |= {"not_finite": self.not_finite}
         numbers |= {"seconds": coarse(self.seconds)} if self.step >= MANY else {}
@@ -249,7 +252,7 @@ class Loop:
         # For dropout and the like, which need not be the same on all ranks.
         generator = self.randomness.generator(number, f"model{self.ranks.rank or ''}")
         with devices.seeded(generator.initial_seed(), self.device):
-            self._accumulate(draw, number)
+            self.feed.accumulate(draw, number)
         ledger = self.ledger
         statistics = self.private.release(
             before=None if ledger is None else lambda event: ledger.record(number, event)
@@ -284,48 +287,6 @@ class Loop:
         self.not_finite += recent.not_finite
         if recent.examples and recent.not_finite == recent.examples:
             trouble.explain_not_finite(self.recipe, self.model, self.step)
-
-    @property
-    def at_once(self) -> int:
-        """Number of examples that this rank processes at once."""
-        return min(self.physical_batch, self._block)
-
-    def _accumulate(self, draw: Tensor, number: int) -> None:
-        """Accumulate this rank's share in physical batches, halved if memory does not suffice."""
-        parameters = self.views.draw(draw.numel(), self.randomness.generator(number, "augment"))
-        if self.ranks.size > 1:
-            share = self.ranks.share(draw.numel(), self._block)
-            draw, parameters = draw[share], parameters.take(share)
-        draw, parameters = draw.to(self.device), parameters.to(self.device)
-        position = 0
-        while position < draw.numel():
-            size = self.at_once
-            batch = next(physical_batches(draw, size, start=position))
-            rows = torch.arange(position, position + size, device=self.device)
-            rows = rows.clamp(max=draw.numel() - 1)
-            try:
-                x, labels = self.fetch(batch.indices, parameters.take(rows))
-                self.private.accumulate(x, labels, batch)
-            except Exception as error:
-                if not out_of_memory(error) or size == 1:
-                    raise
-                self._halve()
-                continue
-            position += size
-
-    def fetch(self, indices: Tensor, parameters: ViewParameters) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of a physical batch of the draw."""
-        if self.features is not None:
-            return self.features.gather(indices)
-        return self.views.fetch(self.store, indices, parameters, memory_format=self.memory_format)
-
-    def _halve(self) -> None:
-        give_back()
-        self.physical_batch = max(1, self.at_once // 2)
-        self.reporter.say(
-            f"Not enough memory: going on with {self.physical_batch} examples at once. "
-            "The result does not change."
-        )
 
     def accuracy(self, part: str, *, averaged: bool = True) -> float:
         """Accuracy on a part of the data, by default of averaged weights if there are any."""

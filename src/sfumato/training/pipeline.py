@@ -25,6 +25,7 @@ from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
 from sfumato.training import checkpoint, devices, run_folder, setup, snapshots
 from sfumato.training.classifier import weights_digest
+from sfumato.training.drawn_images import images_at_once
 from sfumato.training.initial import parameters, prior, start
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
@@ -94,7 +95,7 @@ def train(
         dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
         reporter.say("The images are grey, and are shown in three equal channels as the start is "
                      "for colour ones.")  # fmt: skip
-    plan = setup.plan(recipe, len(dataset.train), before=origin.before)
+    plan = setup.plan(recipe, dataset.train.examples, before=origin.before)
     seed = recipe.training.seed
     randomness = Randomness.shared() if seed is None else origin.seeded_randomness(seed)
     model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
@@ -105,6 +106,7 @@ def train(
     for remark in (*remarks, *parameters.remarks(recipe, origin, model)):
         reporter.say(remark)
     views = recipe.training.views + recipe.training.self_mix
+    views *= images_at_once(dataset.train, recipe.data.per_unit)
     physical = recipe.training.physical_batch or physical_batch(
         model, plan.sampler, dataset, views, _memory(where),
         rows=ROWS if where.type == "cuda" else None,
@@ -249,7 +251,7 @@ def _resume(
         raise UserError(
             f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
         ) from None
-    plan = setup.plan(recipe, len(dataset.train), before=origin.before)
+    plan = setup.plan(recipe, dataset.train.examples, before=origin.before)
     physical = int(header.get("physical_batch", 0))
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
     refuse_changes(folder, header, expected, recipe)
@@ -316,11 +318,12 @@ def _header(
     origin: start.Origin,
 ) -> dict[str, Any]:
     """The first line of the ledger: the mechanism, its settings and its data."""
+    unit = recipe.data.unit
     return {
         "version": run_folder.VERSION,
         "mechanism": "Poisson-subsampled Gaussian" if recipe.privacy.enabled else "none",
-        "relation": "add or remove one example",
-        "examples": len(dataset.train),
+        "relation": f"add or remove one {'example' if unit == 'image' else unit}",
+        "examples": dataset.train.examples,
         "rate": plan.sampler.rate,
         "sigma": plan.noise.multiplier,
         **({"sigmas": steps_to_list(plan.history(plan.steps))} if plan.schedule else {}),

@@ -13,6 +13,7 @@ from sfumato.data import Dataset, load
 from sfumato.data.catalogue import canonical
 from sfumato.data.split import Rule
 from sfumato.data.subset import subset
+from sfumato.data.units import with_unit
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.settings import Data
@@ -48,7 +49,7 @@ def dataset_of(data: Data, *, given: object = None, root: str | Path | None = No
     )
     if data.name.startswith(GIVEN):
         whole = replace(whole, name=data.name.removeprefix(GIVEN))
-    dataset = subset(whole, data.subset, seed=data.split_seed)
+    dataset = subset(with_unit(whole, data.unit), data.subset, seed=data.split_seed)
     if not len(dataset.train) or not len(dataset.test):
         found = "No image" if len(dataset.train) else "Every image"
         raise UserError(
@@ -134,7 +135,7 @@ def changed(folder: Path, recipe: Recipe, header: Mapping[str, Any], dataset: Da
     """A note if the training images differ from those of the ledger, if that can be told."""
     if "examples" not in header:
         return []
-    same = int(header["examples"]) == len(dataset.train)
+    same = int(header["examples"]) == dataset.train.examples
     seed, key = recipe.training.seed, folder / run_folder.KEY
     if same and (seed is not None or key.is_file()):
         own = key.read_bytes() if seed is None else Origin.of(header).seeded_randomness(seed).key
@@ -142,6 +143,7 @@ def changed(folder: Path, recipe: Recipe, header: Mapping[str, Any], dataset: Da
     if same:
         return []
     return [
-        f"The data of {folder} has changed since training ({header['examples']} training images "
-        f"then, {len(dataset.train)} now): images held out today may have been trained on."
+        f"The data of {folder} has changed since training ({header['examples']} training "
+        f"{recipe.data.unit}s then, {dataset.train.examples} now): images "
+        "held out today may have been trained on."
     ]

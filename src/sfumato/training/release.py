@@ -27,11 +27,12 @@ from sfumato.training.run_guarantee import guarantee_of, recipe_digest
 def _check_examples(loop: Loop) -> None:
     """Check on real examples, with the weights of the last step, that none reaches another."""
     source = secrets.SystemRandom()
-    indices = source.choices(range(len(loop.dataset.train)), k=loop.at_once)
+    examples = source.choices(range(loop.plan.sampler.examples), k=loop.feed.at_once)
     generator = torch.Generator().manual_seed(secrets.randbits(63))
-    parameters = loop.views.draw(len(indices), generator).to(loop.device)
-    x, y = loop.fetch(torch.tensor(indices, device=loop.device), parameters)
-    loop.private.check(x, y)
+    drawn = loop.feed.units.of(torch.tensor(examples), loop.step + 1)
+    drawn = drawn.first(loop.private.images).to(loop.device)
+    parameters = loop.views.draw(drawn.images.numel(), generator).to(loop.device)
+    loop.private.check(*loop.feed.fetch(drawn, parameters))
 
 
 def release(loop: Loop) -> Path:

@@ -103,6 +103,8 @@ def guarantee_of(
         rate=rate,
         planned=int(header.get("steps", counted)),
         clip=float(header.get("clip", p.clip)),
+        unit=recipe.data.unit,
+        images_per_unit=1 if recipe.data.unit == "image" else recipe.data.per_unit,
         views=t.views + t.self_mix,
         averaged=bool(t.average),
         seeded=t.seed is not None,

@@ -121,7 +121,7 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
     if batch > examples:
         raise UserError(
             f"The expected batch (training.batch = {batch}) is larger than the training set of "
-            f"'{recipe.data.name}', which has {examples} images."
+            f"'{recipe.data.name}', which has {examples} {recipe.data.unit}s."
         )
     sampler = PoissonSampler(examples, batch)
     asked = asked_steps(t, examples, batch)
@@ -183,7 +183,9 @@ def check_methods(
     schedules.check(recipe, dataset)
     named = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
     plan.clipping.bind(list(named), list(named.values()))
-    warning = delta_warning(recipe.privacy.delta, len(dataset.train)).replace("**", "")
+    warning = delta_warning(
+        recipe.privacy.delta, dataset.train.examples, unit=recipe.data.unit
+    ).replace("**", "")
     warnings = (warning,) if warning and recipe.privacy.enabled else ()
     if recipe.training.views > 1 and recipe.augment == Augment(padding=recipe.augment.padding):
         return (
@@ -203,9 +205,13 @@ def describe(recipe: Recipe, plan: Plan, dataset: Dataset) -> str:
     noise = f"sigma {sigma}" if recipe.privacy.enabled else "without privacy"
     if (scale := schedules.noise_scale(recipe.optimizer, plan.effective_noise(1))) != 1:
         noise += f" and for that a rate of {scale * recipe.optimizer.lr:.3g}"
+    unit, whose = recipe.data.unit, ""
+    if unit != "image":
+        whose = f" from {dataset.train.examples:,} {unit}s"
     return (
-        f"Training {recipe.model.name} on {len(dataset.train):,} images of {len(dataset.classes)} "
-        f"classes ({shape}): {plan.steps:,} steps of about {plan.sampler.batch:,} images, {noise}."
+        f"Training {recipe.model.name} on {len(dataset.train):,} images{whose} of "
+        f"{len(dataset.classes)} classes ({shape}): {plan.steps:,} steps of about "
+        f"{plan.sampler.batch:,} {unit}s, {noise}."
     )
 
 
