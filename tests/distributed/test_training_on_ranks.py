@@ -38,6 +38,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "features once": {"model.name": "scatternet", "model.options": {}},
     "fewer examples than ranks": {"training.batch": 1},
+    "units of several images": {
+        "data.unit": "patient", "data.per_unit": 2, "training.physical_batch": 4,
+        "training.batch": 14, "training.views": 2, "augment.crop": 1,
+    },
 }  # fmt: skip
 """What is peculiar to each run; most physical batches hold 16 examples."""
 
@@ -47,7 +51,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with a few images."""
     path = tmp_path_factory.mktemp("data") / "few.npz"
     whole = data.load("digits").train
-    np.savez(path, images=whole.images[:240, 0], labels=whole.labels[:240])
+    units = np.arange(240) // 3
+    np.savez(path, images=whole.images[:240, 0], labels=whole.labels[:240], units=units)
     return path
 
 
