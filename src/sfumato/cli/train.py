@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 OPTIONS = {
     "data.name": "--data",
     "data.size": "--size",
+    "data.unit": "--unit",
+    "data.unit_pattern": "--unit-pattern",
     "model.name": "--model",
     "model.batchnorm_to": "--batchnorm-to",
     "privacy.epsilon": "--epsilon",
@@ -63,6 +65,12 @@ def train(
     ),
     data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
     size: int = typer.Option(None, help="Side to which images are scaled; see README."),
+    unit: str = typer.Option(
+        None, metavar="WORD", help="Unit of privacy, such as patient, with all of its images."
+    ),
+    unit_pattern: str = typer.Option(
+        None, metavar="REGEX", help='Unit in file names: "(?P<unit>P\\d+)_"; a folder if not given.'
+    ),
     model: str = typer.Option(None, help="Model, instead of the recipe's; also timm:NAME."),
     batchnorm_to: str = BATCHNORM_TO,
     epsilon: float = typer.Option(None, help="Privacy budget."),
@@ -102,6 +110,8 @@ def train(
     named = {
         "data.name": data,
         "data.size": size,
+        "data.unit": unit,
+        "data.unit_pattern": unit_pattern,
         "model.name": model,
         "model.batchnorm_to": batchnorm_to,
         "privacy.epsilon": epsilon,
