@@ -69,7 +69,7 @@ def train(
         None, metavar="WORD", help="Unit of privacy, such as patient, with all of its images."
     ),
     unit_pattern: str = typer.Option(
-        None, metavar="REGEX", help='Unit in file names: "(?P<unit>P\\d+)_"; a folder if not given.'
+        None, metavar="REGEX", help="Pattern of file paths whose group `unit` is the unit."
     ),
     model: str = typer.Option(None, help="Model, instead of the recipe's; also timm:NAME."),
     batchnorm_to: str = BATCHNORM_TO,
