@@ -177,3 +177,7 @@ def test_another_network_for_data_of_your_own_does_not_start_from_this_ones_weig
     started = {"model.name": "resnet9", "start.source": "runs/leaves"}
     assert recipes.for_data("./scans", started).name == "images"
     assert recipes.for_data("./public", {"data.public": True}).name == "from-scratch"
+
+
+def test_whole_numbers_may_be_written_with_an_exponent() -> None:
+    assert Recipe(name="x").replace({"training.steps": 1e3}).training.steps == 1000

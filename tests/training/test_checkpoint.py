@@ -163,3 +163,12 @@ def test_run_folders_are_never_reused(tmp_path: Path, monkeypatch: pytest.Monkey
         new_run_folder(taken, "x")
     (tmp_path / "empty").mkdir()
     assert new_run_folder(tmp_path / "empty", "x") == tmp_path / "empty"
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file is a file"):
+        check_free(tmp_path / "file" / "deep" / "run")
+    with pytest.raises(UserError, match="already exists"):
+        check_free(tmp_path / "file")
+    check_free(tmp_path / "new" / "run")

@@ -92,7 +92,7 @@ def assembled(
         validation=sets.get("validation"),
         mean=(HALF,) * channels,
         std=(HALF,) * channels,
-        notes=(*notes, *filter(None, (dark, _holes(sets)))),
+        notes=(*notes, *filter(None, (dark, _holes(where, sets)))),
         source=where,
     )
 
@@ -114,8 +114,12 @@ def _units(where: str, parts: Mapping[str, Part]) -> dict[str, Array]:
     return {key: unit_numbers(own) for key, own in names.items()}
 
 
-def _holes(parts: Mapping[str, ImageSet]) -> str:
-    """A sentence about images with values that are no numbers; empty if there are none."""
+def _holes(where: str, parts: Mapping[str, ImageSet]) -> str:
+    """A sentence about images with values that are no numbers; empty if there are none.
+
+    Raises:
+        UserError: Every training image has such values.
+    """
     count = sum(
         int(np.isnan(part.images).any((1, 2, 3)).sum())
         for part in parts.values()
@@ -123,6 +127,12 @@ def _holes(parts: Mapping[str, ImageSet]) -> str:
     )
     if not count:
         return ""
+    train = parts["train"].images
+    if np.isnan(train).any((1, 2, 3)).all():
+        raise UserError(
+            f"{where}: every training image holds NaN, so that nothing could be learnt. Replace "
+            "such values before training."
+        )
     whole = sum(len(part) for part in parts.values())
     return (
         f"{count} of {whole} images hold NaN: nothing is learnt from those, and what is said of "

@@ -128,12 +128,22 @@ def _stem(name: str) -> str:
 
 
 def check_free(out: Path) -> None:
-    """Refuse a folder that already holds something."""
+    """Refuse a folder that already holds something, or that cannot be made."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         hint = "nothing in it is touched;"
         if (out / LEDGER).exists() and not finished(out):
             hint = f"go on with it by `sfumato train --resume {shlex.quote(str(out))}`, or"
         raise UserError(f"{out} already exists: {hint} choose another --out.")
+    above = next((path for path in (out, *out.parents) if path.exists()), Path())
+    if above != out and not above.is_dir():
+        raise UserError(
+            f"Cannot make the run folder {out}: {above} is a file. Choose another with --out."
+        )
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(
+            f"Cannot make the run folder {out}: nothing may be written in {above}. Choose another "
+            "with --out."
+        )
 
 
 def new_run_folder(out: Path | None, name: str) -> Path:

@@ -37,6 +37,10 @@ from sfumato.training.initial import parameters
 from sfumato.training.initial.start import Donor
 
 
+_NEXT_TO_NOTHING = 20.0
+"""Epsilon above which a guess is right with a probability of 1 - 2e-9 under the guarantee."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The numbers of a run.
@@ -187,6 +191,11 @@ def check_methods(
         recipe.privacy.delta, dataset.train.examples, unit=recipe.data.unit
     ).replace("**", "")
     warnings = (warning,) if warning and recipe.privacy.enabled else ()
+    if recipe.privacy.enabled and recipe.privacy.epsilon > _NEXT_TO_NOTHING:
+        warnings += (
+            f"Epsilon {recipe.privacy.epsilon:g} promises next to nothing: most published work has "
+            "epsilon 10 or less.",
+        )
     if recipe.training.views > 1 and recipe.augment == Augment(padding=recipe.augment.padding):
         return (
             describe(recipe, plan, dataset),
