@@ -36,7 +36,6 @@ from sfumato.training import schedules
 from sfumato.training.initial import parameters
 from sfumato.training.initial.start import Donor
 
-
 _NEXT_TO_NOTHING = 20.0
 """Epsilon above which a guess is right with a probability of 1 - 2e-9 under the guarantee."""
 
