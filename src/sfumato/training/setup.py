@@ -189,7 +189,7 @@ def check_methods(
     warning = delta_warning(
         recipe.privacy.delta, dataset.train.examples, unit=recipe.data.unit
     ).replace("**", "")
-    warnings = (warning,) if warning and recipe.privacy.enabled else ()
+    warnings: tuple[str, ...] = (warning,) if warning and recipe.privacy.enabled else ()
     if recipe.privacy.enabled and recipe.privacy.epsilon > _NEXT_TO_NOTHING:
         warnings += (
             f"Epsilon {recipe.privacy.epsilon:g} promises next to nothing: most published work has "
