@@ -131,6 +131,11 @@ def joint_noise_multiplier(*noise_multipliers: float) -> float:
     return 1 / math.hypot(*(1 / noise_multiplier for noise_multiplier in noise_multipliers))
 
 
+def without_noise(steps: Sequence[Step]) -> bool:
+    """Tell whether a step has so little noise that it counts as none."""
+    return any(step.noise_multiplier < _NO_NOISE for step in steps)
+
+
 def epsilon(steps: Sequence[Step], *, delta: float, accountant: AccountantName = "pld") -> float:
     """The epsilon that `steps` spend at `delta`: 0 for an empty history, infinity without noise.
 
@@ -141,7 +146,7 @@ def epsilon(steps: Sequence[Step], *, delta: float, accountant: AccountantName =
     history = merge(steps)
     if not history:
         return 0.0
-    if any(step.noise_multiplier < _NO_NOISE for step in history):
+    if without_noise(history):
         return math.inf
     if accountant == "rdp":
         return rdp_epsilon(history, delta)
@@ -161,10 +166,10 @@ def delta_for(
     history = merge(steps)
     if not history:
         return 0.0
-    if any(step.noise_multiplier < _NO_NOISE for step in history):
+    if without_noise(history):
         return 1.0
     if accountant == "rdp" or _hopeless(history):
-        total = _compose_rdp(history, ORDERS)
+        total = compose_rdp(history, ORDERS)
         return float(rdp_privacy_accountant.compute_delta(ORDERS, total, epsilon)[0])
     return float(compose_pld(history, REPORT_POINTS).get_delta_for_epsilon(epsilon))
 
@@ -178,7 +183,7 @@ def quick_epsilon(
 ) -> float:
     """An upper bound of `epsilon`, quick and a little loose: on a coarser grid, or at `orders`."""
     history = merge(steps)
-    if any(step.noise_multiplier < _NO_NOISE for step in history):
+    if without_noise(history):
         return math.inf
     if accountant == "rdp":
         return rdp_epsilon(history, delta, orders)
@@ -190,7 +195,7 @@ def rdp_epsilon(
     history: tuple[Step, ...], delta: float, orders: tuple[float, ...] = ORDERS
 ) -> float:
     """Epsilon of a merged history with noise everywhere, by Rényi divergences at `orders`."""
-    total = _compose_rdp(history, orders)
+    total = compose_rdp(history, orders)
     return float(rdp_privacy_accountant.compute_epsilon(orders, total, delta)[0])
 
 
@@ -209,7 +214,8 @@ def _hopeless(history: tuple[Step, ...]) -> bool:
     return rdp_epsilon(history, 1e-5, _FEW_ORDERS) > HOPELESS
 
 
-def _compose_rdp(history: tuple[Step, ...], orders: tuple[float, ...]) -> Any:
+def compose_rdp(history: tuple[Step, ...], orders: tuple[float, ...]) -> Any:
+    """The Rényi divergences of a merged history with noise everywhere, at each of `orders`."""
     total = np.zeros(len(orders))
     for step in history:
         total += step.count * _rdp(step.q, step.noise_multiplier, orders)

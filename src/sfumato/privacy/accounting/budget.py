@@ -14,7 +14,7 @@ the earlier ones released.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +22,11 @@ from dp_accounting import get_sigma_gaussian
 
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import accountants
-from sfumato.privacy.accounting.accountants import ORDERS, AccountantName, Step
+from sfumato.privacy.accounting.accountants import AccountantName, Step
 from sfumato.privacy.accounting.noise_schedule import NoiseSchedule
 from sfumato.privacy.accounting.search import Events, Search
+from sfumato.privacy.accounting.selection import Selection
+from sfumato.privacy.accounting.spending import Spending
 
 MAX_STEPS = 10_000_000
 SIGNIFICANT_DIGITS = 4
@@ -51,6 +53,7 @@ def noise_multiplier_for(
     before: Sequence[Step] = (),
     schedule: NoiseSchedule | None = None,
     accountant: AccountantName = "pld",
+    selection: Selection | None = None,
 ) -> float:
     """The smallest noise multiplier that keeps `steps` steps within (`epsilon`, `delta`).
 
@@ -65,16 +68,19 @@ def noise_multiplier_for(
         schedule: Noise multipliers over the steps, relative to each other. The answer is then the
             factor to scale them by, and spends the budget to a thousandth or four digits.
         accountant: `pld` or `rdp`.
+        selection: The choice of the best of several such runs, which the budget is for (`rdp`).
 
     Raises:
         UserError: If the earlier steps leave nothing, or too little, of the budget.
     """
     accountants.check_q(q)
     check_steps(steps)
-    alone = _noise_alone(_Budget(epsilon, delta, accountant), q, steps)
+    alone = _noise_alone(
+        _Budget(epsilon, Spending(delta, accountant, selection=selection)), q, steps
+    )
     if schedule is None and not before:
         return alone
-    budget = _Budget(epsilon, delta, accountant, tuple(before))
+    budget = _Budget(epsilon, Spending(delta, accountant, tuple(before), selection))
     budget.check_room()
     guess = alone
     if schedule is not None:
@@ -111,6 +117,7 @@ def steps_for(
     before: Sequence[Step] = (),
     most: int | None = None,
     accountant: AccountantName = "pld",
+    selection: Selection | None = None,
 ) -> int:
     """The largest number of steps within (`epsilon`, `delta`): one more would cross it.
 
@@ -122,11 +129,12 @@ def steps_for(
         before: Earlier steps on the same images, which count in the budget.
         most: The largest number of steps wanted; that of the schedule, if there is one.
         accountant: `pld` or `rdp`.
+        selection: The choice of the best of several such runs, which the budget is for (`rdp`).
 
     Raises:
         UserError: If not even one step fits, or more than `MAX_STEPS` do and `most` is None.
     """
-    budget = _Budget(epsilon, delta, accountant, tuple(before))
+    budget = _Budget(epsilon, Spending(delta, accountant, tuple(before), selection))
     accountants.check_q(q)
     budget.check_room()
 
@@ -163,9 +171,10 @@ def batch_for(
     noise_multiplier: float,
     before: Sequence[Step] = (),
     accountant: AccountantName = "pld",
+    selection: Selection | None = None,
 ) -> int:
     """The largest expected batch, at most `examples`, within (`epsilon`, `delta`)."""
-    budget = _Budget(epsilon, delta, accountant, tuple(before))
+    budget = _Budget(epsilon, Spending(delta, accountant, tuple(before), selection))
     check_examples(examples)
     check_steps(steps)
     budget.check_room()
@@ -190,6 +199,7 @@ def curve(
     delta: float,
     before: Sequence[Step] = (),
     accountant: AccountantName = "pld",
+    selection: Selection | None = None,
 ) -> list[float]:
     """Epsilon of `before` and each of several numbers of steps, quickly.
 
@@ -200,13 +210,14 @@ def curve(
     if any(count < 0 for count in counts):
         raise UserError("Numbers of steps in a curve must be at least 0.")
 
-    def history(count: int) -> list[Step]:
+    def steps(count: int) -> Sequence[Step]:
         if isinstance(noise_multiplier, NoiseSchedule):
-            return [*before, *noise_multiplier.history(q, count)]
-        return [*before, *([Step(q, noise_multiplier, count)] if count else [])]
+            return noise_multiplier.history(q, count)
+        return [Step(q, noise_multiplier, count)] if count else []
 
+    spending = Spending(delta, accountant, tuple(before), selection)
     ordered = sorted({int(count) for count in counts if count > 0})
-    values = [accountants.epsilon(before, delta=delta, accountant=accountant)]
+    values = [spending.spent(())]
     if not ordered:
         return values * len(counts)
     last = ordered[-1]
@@ -216,73 +227,59 @@ def curve(
         points = min(CURVE_POINTS_AFTER if before else CURVE_POINTS, len(ordered))
         places = np.linspace(0, len(ordered) - 1, points).round().astype(int)
         anchors = [ordered[place] for place in places]
-    ceiling = accountants.epsilon(history(last), delta=delta, accountant=accountant)
+    ceiling = spending.spent(steps(last))
     for count in anchors[:-1]:
-        quick = accountants.quick_epsilon(history(count), delta=delta, accountant=accountant)
-        values.append(max(values[-1], min(ceiling, quick)))
+        values.append(max(values[-1], min(ceiling, spending.quickly(steps(count)))))
     values.append(ceiling)
     return [values[int(np.searchsorted([0, *anchors], int(count)))] for count in counts]
 
 
 @dataclass(frozen=True)
 class _Budget:
-    """A target epsilon at a delta, by an accountant, part of which earlier steps have spent."""
+    """A target epsilon, part of which earlier steps have spent."""
 
     epsilon: float
-    delta: float
-    accountant: AccountantName
-    before: tuple[Step, ...] = ()
+    spending: Spending
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
-        accountants.check_delta_range(self.delta)
-        accountants.check_accountant(self.accountant)
+        delta, selection = self.spending.delta, self.spending.selection
+        if selection and (floor := selection.floor(delta)) >= self.epsilon:
+            raise UserError(
+                f"Choosing the best of several runs costs epsilon {floor:.4g} at delta = {delta:g},"
+                f" however much noise each has, and the budget is {self.epsilon:g}. Raise epsilon."
+            )
 
     def spent(self, steps: Sequence[Step]) -> float:
         """Epsilon of the earlier steps and these."""
-        history = [*self.before, *steps]
-        return accountants.epsilon(history, delta=self.delta, accountant=self.accountant)
-
-    def bounds(self) -> list[Callable[[Sequence[Step]], float]]:
-        """Quicker upper bounds of `spent`, each closer than the one before it."""
-
-        def rdp(steps: Sequence[Step]) -> float:
-            history = [*self.before, *steps]
-            return accountants.quick_epsilon(
-                history, delta=self.delta, accountant="rdp", orders=ORDERS[::4]
-            )
-
-        def pld(steps: Sequence[Step]) -> float:
-            return accountants.quick_epsilon([*self.before, *steps], delta=self.delta)
-
-        return [rdp] if self.accountant == "rdp" else [rdp, pld]
+        return self.spending.spent(steps)
 
     def check_room(self) -> None:
         """Refuse a budget of which the earlier steps leave nothing."""
-        if self.before and (spent := self.spent(())) >= self.epsilon:
+        if self.spending.before and (spent := self.spent(())) >= self.epsilon:
             raise UserError(
                 f"The start has already spent epsilon {spent:.4g} on these images (at delta = "
-                f"{self.delta:g}), which leaves nothing of the budget of {self.epsilon:g}. Raise "
-                "epsilon, or start from a run that spent less."
+                f"{self.spending.delta:g}), which leaves nothing of the budget of "
+                f"{self.epsilon:g}. Raise epsilon, or start from a run that spent less."
             )
 
     def excess(self, steps: Sequence[Step]) -> float | None:
         """Epsilon spent if that exceeds the budget, else None; no more precise than needed."""
-        if any(bound(steps) <= self.epsilon for bound in self.bounds()):
+        if any(bound(steps) <= self.epsilon for bound in self.spending.bounds()):
             return None
         spent = self.spent(steps)
         return spent if spent > self.epsilon else None
 
     def last(self, events: Events, start: int, *, fits: int, exceeds: int, power: float) -> int:
         """The last integer from `fits` towards `exceeds` within the budget."""
-        for bound in self.bounds():
+        for bound in self.spending.bounds():
             rough = Search(bound, self.epsilon, fits, exceeds, power, TOLERANCE)
             start, power = rough.run(events, start)
         return Search(self.spent, self.epsilon, fits, exceeds, power).run(events, start)[0]
 
     def largest(self, events: Events, highest: int) -> int:
         """The largest integer from 1 to `highest` within the budget, given that 1 is."""
-        quick = self.bounds()[0](events(highest))
+        quick = self.spending.bounds()[0](events(highest))
         if quick <= self.epsilon and self.spent(events(highest)) <= self.epsilon:
             return highest
         middle = math.isqrt(highest)
@@ -291,7 +288,7 @@ class _Budget:
 
 def _noise_alone(budget: _Budget, q: float, steps: int) -> float:
     """The smallest noise multiplier of equal steps with nothing before them."""
-    guess = _central_limit(budget.epsilon, budget.delta, q, steps)
+    guess = _central_limit(budget.epsilon, budget.spending.delta, q, steps)
     exponent = math.floor(math.log10(guess)) + 1 - SIGNIFICANT_DIGITS
     units = math.ceil(guess / 10.0**exponent)
     far, power = 10**12, _POWER
@@ -299,7 +296,7 @@ def _noise_alone(budget: _Budget, q: float, steps: int) -> float:
     def events(units: int) -> Sequence[Step]:
         return [Step(q, _decimal(units, exponent), steps)]
 
-    for bound in budget.bounds():
+    for bound in budget.spending.bounds():
         while True:
             search = Search(bound, budget.epsilon, far, 0, power, TOLERANCE)
             units, power = search.run(events, units)
