@@ -258,11 +258,14 @@ def _say_result(run: Run, seconds: float) -> None:
     if g is None:
         spent = "cannot be established, for the reason above"
     elif g.private:
-        other = "rdp" if g.accountant == "pld" else "pld"
-        here, there = (upwards(g.epsilon[name], places=3) for name in (g.accountant, other))
+        also = [
+            f"; {upwards(value, places=3)} by {name.upper()}"
+            for name, value in g.epsilon.items()
+            if name != g.accountant
+        ]
         spent = (
-            f"epsilon {here} at delta {g.delta:g} "
-            f"({g.accountant.upper()}; {there} by {other.upper()})"
+            f"epsilon {upwards(g.spent, places=3)} at delta {g.delta:g} "
+            f"({g.accountant.upper()}{''.join(also)})"
         )
     elif run.drawn:
         spent = "nothing to protect: every image was drawn by the program"

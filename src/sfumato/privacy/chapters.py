@@ -8,11 +8,13 @@ from __future__ import annotations
 import textwrap
 
 from sfumato.privacy import statement as words
+from sfumato.privacy.accounting.selection import Selection
 from sfumato.privacy.guarantee import Guarantee
 from sfumato.privacy.statement import filled, upwards
 from sfumato.text import words_in_markdown as escaped
 
 START = "Where the first weights came from"
+CHOICE = "The choice among several runs"
 ACCOUNTANTS = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
 
 
@@ -49,10 +51,11 @@ def chapters(g: Guarantee) -> dict[str, str]:
     start = {START: "\n\n".join(_start(g))} if g.start else {}
     if not g.private:
         return start
-    one = {1: g.epsilon["pld"]}
+    one, selected = {1: g.spent if g.selection else g.epsilon["pld"]}, g.selection is not None
     return {
+        **({CHOICE: _choice(g, g.selection)} if g.selection else {}),
         f"Several {g.unit}s{' of one person' if g.unit in words.IMAGES else ''}": words.groups(
-            {**one, **g.group_epsilon}, g.delta, g.unit
+            {**one, **g.group_epsilon}, g.delta, g.unit, selected=selected
         ),
         "Against whom": words.threat_model(g.unit),
         **({"Conditions": _conditions(g)} if g.own_loop else {}),
@@ -75,7 +78,12 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         ("unit of privacy", f"one {g.unit}{_images(g)}"),
         ("neighbouring relation", g.relation),
         (f"ε by {ACCOUNTANTS[g.accountant]}{role}", upwards(g.spent, places=4)),
-        (f"ε by {ACCOUNTANTS[other]}, for comparison", upwards(g.epsilon[other], places=4)),
+        *(
+            [(f"ε by {ACCOUNTANTS[other]}, for comparison", upwards(g.epsilon[other], places=4))]
+            if other in g.epsilon
+            else []
+        ),
+        *(_choice_rows(g, g.selection) if g.selection else []),
         *([("budget asked for", f"{g.budget:g}")] if g.budget is not None else []),
         ("δ", f"{g.delta:g}"),
         (f"training {g.unit}s N", f"{g.examples}"),
@@ -105,6 +113,29 @@ def _images(g: Guarantee) -> str:
     return f" ({most} images each step, averaged before clipping)"
 
 
+def _choice_rows(g: Guarantee, selection: Selection) -> list[tuple[str, str]]:
+    """The choice among several runs, and the cost of one of them."""
+    chosen = words.chosen_among(selection.mean, selection.distribution)
+    alone = ", ".join(f"{upwards(v, places=4)} by {k.upper()}" for k, v in g.run_epsilon.items())
+    return [("this run is", f"{chosen}; ε above counts that"), ("ε of one such run", alone)]
+
+
+def _choice(g: Guarantee, selection: Selection) -> str:
+    """The way in which a run was chosen among several, and what the choice rests on."""
+    chosen = words.chosen_among(selection.mean, selection.distribution)
+    return "\n\n".join(
+        filled(paragraph)
+        for paragraph in (
+            f"This run is {chosen}. How many there were is not known, and ε holds whatever their "
+            "number was (Papernot & Steinke, 2022): it is the cost of all of them and of the "
+            "choice. Their settings were drawn independently from fixed lists and ranges.",
+            words.scoring(selection.score_noise, g.unit),
+            "This holds towards people who see this run and its score, but nothing of the other "
+            "runs, which were deleted, and not how long all of them took together.",
+        )
+    )
+
+
 def steps(g: Guarantee) -> str:
     """The number of steps taken and planned, and how they were counted."""
     if g.taken < g.counted:
@@ -129,7 +160,7 @@ def not_covered(g: Guarantee) -> list[str]:
         "images, the names of the classes, size and channels of the images, and what follows from "
         f"these where the recipe leaves it open (batch, steps).{f' {g.split}' if g.split else ''}",
         words.other_releases(unit),
-        words.tuning(escaped(g.tuned)),
+        words.tuning(escaped(g.tuned)) if g.selection is None else words.search_space(unit),
     ]
     if g.train_metrics:
         lines.append(
@@ -180,6 +211,13 @@ def _composition(g: Guarantee) -> str:
         "To check it with another library, compose Poisson-subsampled Gaussian mechanisms,\n"
         f"{events or 'none'},\nunder the relation that adds or removes one example."
     )
+    if g.selection:
+        shape = {"logarithmic": 0, "geometric": 1, "poisson": "infinity"}[g.selection.distribution]
+        once = " those of the start being taken once," if g.start_steps else ""
+        composed += (
+            f"\nThis is one run;{once} the choice is a `RepeatAndSelectDpEvent` of dp_accounting "
+            f"around it,\nwith mean {g.selection.mean!r} and shape {shape}, by RDP."
+        )
     if g.own_loop:
         return composed
     return (

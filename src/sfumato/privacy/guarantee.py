@@ -17,6 +17,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import ACCOUNTANTS, AccountantName, Step, epsilon, merge
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
+from sfumato.privacy.accounting.selection import Selection
 from sfumato.text import UNIT
 
 SCHEMA = 1
@@ -35,8 +36,11 @@ class Guarantee:
         unit: The unit of privacy: `image`, a word such as `patient`, or `example` in an own loop.
         delta: As in (epsilon, delta).
     accountant: The accountant that calibrated the noise. epsilon: Epsilon spent, by accountant,
-        including the steps of the start. group_epsilon: The same by PLD, by number of units of one
-        person; infinite above 100. budget: The epsilon that was asked for; None in an own loop.
+        including the steps of the start and the choice among several runs, which `rdp` alone can
+        count. group_epsilon: The same by number of units of one person, by PLD or, with a choice,
+        from that of one; infinite above 100. selection: The choice of this run as the best of
+        several; None if there was none. run_epsilon: Epsilon without that choice, by accountant;
+        empty if there was none. budget: The epsilon that was asked for; None in an own loop.
         examples: Number of training examples N; treated as public. batch: Expected batch. rate:
         Sampling probability q of an example in a step. steps: The steps that epsilon counts, equal
         ones together, without those of the start. taken: Steps taken; fewer than those counted
@@ -72,6 +76,8 @@ class Guarantee:
     accountant: str = "pld"
     epsilon: Mapping[str, float] = field(default_factory=dict)
     group_epsilon: Mapping[int, float] = field(default_factory=dict)
+    selection: Selection | None = None
+    run_epsilon: Mapping[str, float] = field(default_factory=dict)
     budget: float | None = None
     examples: int = 0
     batch: float = 0.0
@@ -115,6 +121,7 @@ class Guarantee:
         delta: float,
         accountant: AccountantName = "pld",
         start_steps: Sequence[Step] = (),
+        selection: Selection | None = None,
         known_as: str = "",
         others: Sequence[Exposure] = (),
         **facts: Any,
@@ -125,25 +132,37 @@ class Guarantee:
             steps: The steps taken on the training data.
             delta: As in (epsilon, delta). accountant: The accountant that calibrated the noise.
             start_steps: Steps that the start took on the same data.
+            selection: The choice of these steps' run as the best of several.
             known_as: Name of the data in `exposures`; `data` if empty.
             others: Exposures of other data, through the start.
             facts: The other attributes.
         """
         history = (*start_steps, *steps)
+        costs: dict[str, float] = {
+            name: epsilon(history, delta=delta, accountant=name) for name in ACCOUNTANTS
+        }
+        if selection is None:
+            groups = {k: group_epsilon(history, delta=delta, size=k) for k in SIZES}
+        else:
+            given: Any = {"delta": delta, "before": start_steps}
+            facts |= {"run_epsilon": costs}
+            costs = {"rdp": selection.epsilon(steps, **given)}
+            groups = {k: selection.group_epsilon(steps, size=k, **given) for k in SIZES}
         found = cls(
             steps=tuple(steps),
             delta=delta,
             accountant=accountant,
             start_steps=tuple(start_steps),
-            epsilon={n: epsilon(history, delta=delta, accountant=n) for n in ACCOUNTANTS},
-            group_epsilon={k: group_epsilon(history, delta=delta, size=k) for k in SIZES},
+            epsilon=costs,
+            group_epsilon=groups,
+            selection=selection,
             start_epsilon=epsilon(start_steps, delta=delta, accountant=accountant),
             **facts,
         )
         own = Exposure(
             known_as or found.data, found.public, merge(history), found.epsilon, delta,
             found.seeded or found.start_seeded, also=found.start_names,
-            looked=(*found.looked, *found.start_looked),
+            looked=(*found.looked, *found.start_looked), selected=selection is not None,
         )  # fmt: skip
         return replace(found, exposures=(own, *others))
 
@@ -226,7 +245,8 @@ class Guarantee:
                 raise ValueError(f"its {name} is not the one of sfumato's guarantees")
         if not re.fullmatch(UNIT, guarantee.unit):
             raise ValueError("its unit of privacy is no plain word")
-        if guarantee.private and not {*ACCOUNTANTS, guarantee.accountant} <= {*guarantee.epsilon}:
+        known = {"rdp"} if guarantee.selection else {*ACCOUNTANTS}
+        if guarantee.private and not {*known, guarantee.accountant} <= {*guarantee.epsilon}:
             raise ValueError("its epsilon lacks an accountant")
         if guarantee.private and not {*SIZES} == {*guarantee.group_epsilon}:
             raise ValueError("its group_epsilon lacks a size")
@@ -247,7 +267,7 @@ def _reason(error: Exception) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Step):
         return {"q": value.q, "sigma": value.noise_multiplier, "count": value.count}
-    if isinstance(value, Exposure):
+    if isinstance(value, Exposure | Selection):
         return _plain(value.to_dict())
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
@@ -315,11 +335,12 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "tuple[str, ...]": _each(_is(str)),
     "tuple[Step, ...]": _each(_step),
     "tuple[Exposure, ...]": _each(_exposure),
+    "Selection | None": _optional(Selection.from_dict),
     "Mapping[str, float]": _by(str, _cost),
     "Mapping[int, float]": _by(int, _cost),
     "Mapping[str, str]": _by(str, _is(str)),
 }
-_LATER = frozenset(("images_per_unit",))
+_LATER = frozenset(("images_per_unit", "selection", "run_epsilon"))
 """Fields that files of earlier versions lack; they have the default there."""
 
 _READERS = {f.name: _KINDS[str(f.type)] for f in fields(Guarantee)}

@@ -106,21 +106,56 @@ def tuning(words: str, *, unit: str = "image") -> str:
     )
 
 
-def groups(values: Mapping[int, float], delta: float, unit: str) -> str:
+def search_space(unit: str) -> str:
+    """A note that what several runs differed in was decided before them."""
+    return (
+        f"What was decided before the first run, if by looking at these {unit}s: the model, the "
+        "settings that all runs share, and the lists and ranges that the others were drawn from."
+    )
+
+
+def chosen_among(mean: float, distribution: str) -> str:
+    """The choice of a run as the best of several, in words."""
+    law = "Poisson" if distribution == "poisson" else distribution
+    return f"the best of a number of runs that was drawn ({law} distribution, mean {mean:g})"
+
+
+def scoring(noise: float | None, unit: str) -> str:
+    """The data that several runs were compared on, and what protects it."""
+    if noise is None:
+        return (
+            f"The runs were compared by exact results on other {unit}s, which the user declared to "
+            f"be public: nothing here protects those {unit}s."
+        )
+    return (
+        f"The runs were compared by the number of right predictions on {unit}s that none of them "
+        f"was trained on, each with Gaussian noise of standard deviation {noise:g}. Every {unit} "
+        f"was either trained on or held out for that, never both, so that ε above holds for the "
+        f"{unit}s held out as well."
+    )
+
+
+def groups(values: Mapping[int, float], delta: float, unit: str, *, selected: bool = False) -> str:
     """The guarantee for people with several examples, as a Markdown table.
 
     Args:
         values: Epsilon by number of examples.
         delta: As in (epsilon, delta). unit: The word for an example.
+        selected: True if they are those of the best of several runs.
     """
+    how = (
+        "From ε of one at a smaller δ, which a mixture of Gaussians would improve on"
+        if selected
+        else "From the same steps (PLD of a mixture of Gaussians)"
+    )
     shown = [upwards(v, 3) if v <= MOST else f"over {MOST:g}" for v in values.values()]
     who, whose = "Somebody with several", "of one person"
     if unit not in IMAGES:
         who, whose = "A family or another group of several", "together"
     text = (
         f"The unit of privacy is one {unit}. {who} {unit}s in the training set is "
-        "protected for all of them together by a larger ε, which is not k times ε of one. From the "
-        f"same steps (PLD of a mixture of Gaussians), at the same δ = {delta:g}:"
+        f"protected for all of them together by a larger ε, which is not k times ε of one. {how}, "
+        f"at the same δ = {delta:g}:"
     )
     return f"""{filled(text)}
 

@@ -146,7 +146,7 @@ def _privacy(run: Run) -> str:
     for title, text in (chapters.chapters(g) if g is not None else {}).items():
         if title in (*privacy.QUOTED, "Not covered"):
             parts += [f"### {title}", quoted_markdown(text)]
-    if g is not None and g.private:
+    if g is not None and g.private and g.selection is None:
         parts += [
             "### Tuning",
             "[Say how the settings were chosen: on public data, or how many runs on these images "

@@ -44,13 +44,14 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def together(runs: Sequence[Run]) -> float | None:
     """The epsilon that private runs spend together on the same images if all are made known.
 
-    By PLD, at their common delta; None where there are not at least two with one delta, or where
-    two have one seed: they have the same noise then, which cancels between them.
+    By PLD, at their common delta; None where there are not at least two with one delta, where one
+    is the best of several, which PLD cannot count, or where two have one seed: they have the same
+    noise then, which cancels between them.
     """
     private = [run for run in runs if run.private and run.epsilon]
     if len(private) < 2 or len({run.recipe.privacy.delta for run in private}) != 1:
         return None
-    if share_seed(private):
+    if share_seed(private) or any(run.guarantee and run.guarantee.selection for run in private):
         return None
     history = [step for run in private for step in (*run.origin.before, *run.history)]
     return epsilon(merge(history), delta=private[0].recipe.privacy.delta) if history else None

@@ -119,7 +119,8 @@ def _remarks(runs: Sequence[Run]) -> list[Child]:
             continue
         total = together(group)
         cost = (
-            "more than any of the numbers above, and without a bound where two have one seed,"
+            "more than any of the numbers above (at most their sum, at the sum of their deltas, "
+            "and without a bound where two have one seed),"
             if total is None
             else f"at most ε = {upwards(total, places=2)} "
             f"(PLD, δ = {power(private[0].recipe.privacy.delta)})"

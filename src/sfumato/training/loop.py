@@ -285,7 +285,8 @@ class Loop:
         """Read the statistics since the last call; on an accelerator this waits for the device."""
         recent, self._unread = self._unread, BatchStatistics()
         self.not_finite += recent.not_finite
-        if recent.examples and recent.not_finite == recent.examples:
+        # Among several runs of which the best is released, none may end early by its examples.
+        if self.plan.selection is None and recent.examples == recent.not_finite > 0:
             trouble.explain_not_finite(self.recipe, self.model, self.step)
 
     def accuracy(self, part: str, *, averaged: bool = True) -> float:

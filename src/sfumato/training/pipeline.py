@@ -19,6 +19,7 @@ from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
 from sfumato.models import Code, Trust
 from sfumato.privacy.accounting.exposure import steps_to_list
+from sfumato.privacy.accounting.selection import Selection
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
@@ -60,6 +61,7 @@ def train(
     device: str = "auto",
     reporter: Reporter | None = None,
     trust_code: Iterable[Code] = (),
+    selection: Selection | None = None,
 ) -> Path:
     """Train a new model.
 
@@ -73,6 +75,8 @@ def train(
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
             from, may name, or the model itself; no other code is imported, except installed timm
             and torchvision.
+        selection: The choice of the best of several runs that this is one of. The budget is that
+            of the choice, and images held out for validation are not looked at.
 
     Returns:
         The run folder.
@@ -89,13 +93,15 @@ def train(
         return prior.train(recipe, out=out, device=where, reporter=reporter, trust=trust)
     donor = start.open_donor(recipe, trust_code=trust.code)
     origin = donor.origin if donor else start.Origin()
-    dataset = _load(recipe, data, origin, root, reporter)
+    dataset = _load(recipe, data, origin, root, reporter, selection)
     if donor and _grey_after_colour(recipe, donor, dataset):
         recipe = recipe.replace({"data.channels": donor.description.channels})
         dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
         reporter.say("The images are grey, and are shown in three equal channels as the start is "
                      "for colour ones.")  # fmt: skip
-    plan = setup.plan(recipe, dataset.train.examples, before=origin.before)
+    plan = setup.plan(
+        recipe, dataset.train.examples, before=origin.before, selection=selection
+    )
     seed = recipe.training.seed
     randomness = Randomness.shared() if seed is None else origin.seeded_randomness(seed)
     model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
@@ -233,6 +239,7 @@ def _resume(
             f"{folder / run_folder.STATEMENT}."
         )
     origin = start.Origin.of(header)
+    selection = Selection.from_dict(header["selection"]) if "selection" in header else None
     own = same_randomness(folder, recipe, origin) if ledger else None
     randomness = randomness_from_leader(ranks, own)
     if prior.concerns(recipe):
@@ -242,7 +249,7 @@ def _resume(
             folder, ledger, recipe, randomness, device=where, reporter=reporter, trust=trust
         )
     try:
-        dataset = _load(recipe, data, origin, root, reporter)
+        dataset = _load(recipe, data, origin, root, reporter, selection)
         if data is not None:
             dataset = replace(dataset, name=start.known_as(recipe.data.name))
     except UserError as error:
@@ -251,7 +258,9 @@ def _resume(
         raise UserError(
             f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
         ) from None
-    plan = setup.plan(recipe, dataset.train.examples, before=origin.before)
+    plan = setup.plan(
+        recipe, dataset.train.examples, before=origin.before, selection=selection
+    )
     physical = int(header.get("physical_batch", 0))
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
     refuse_changes(folder, header, expected, recipe)
@@ -336,6 +345,7 @@ def _header(
         "physical_batch": physical,
         "recipe": recipe.to_dict(),
         **({"start": origin.to_dict()} if origin.weights else {}),
+        **({"selection": plan.selection.to_dict()} if plan.selection else {}),
     }
 
 
@@ -345,10 +355,14 @@ def _load(
     origin: start.Origin,
     root: str | Path | None,
     reporter: Reporter,
+    selection: Selection | None,
 ) -> Dataset:
     dataset = origin.normalised(
         load_in_turns(Ranks.current(), lambda: dataset_of(recipe.data, given=data, root=root))
     )
+    if selection is not None:
+        # Exact results on images held out for a noisy score would be left in the run's files.
+        dataset = replace(dataset, validation=None)
     for note in dataset.notes:
         reporter.say(note)
     if dataset.skipped:

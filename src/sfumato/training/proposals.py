@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,30 @@ def proposals(
             return
         known.append(settings)
         yield settings
+
+
+def drawn(choices: Mapping[str, Choice], uniforms: Sequence[float]) -> dict[str, Any]:
+    """Settings drawn independently: an entry of each list, a number of each range.
+
+    Ranges are logarithmic if both ends are positive. Nothing but the random numbers decides.
+
+    Args:
+        choices: Values to try, by dotted names.
+        uniforms: A uniform random number from [0, 1) for each.
+    """
+    found = {}
+    for (key, choice), uniform in zip(choices.items(), uniforms, strict=True):
+        if not isinstance(choice, Range):
+            found[key] = choice[int(uniform * len(choice))]
+            continue
+        whole = isinstance(choice.low, int) and isinstance(choice.high, int)
+        ends = choice.low, choice.high + whole
+        if choice.low > 0:
+            number = math.exp(math.log(ends[0]) + uniform * math.log(ends[1] / ends[0]))
+        else:
+            number = ends[0] + uniform * (ends[1] - ends[0])
+        found[key] = _value(choice, math.floor(number) if whole else number)
+    return found
 
 
 def _asked(choices: Mapping[str, Choice], done: Sequence[Trial], seed: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from sfumato.models import is_library_name
 from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.exposure import Exposure
+from sfumato.privacy.accounting.selection import Selection
 from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
@@ -61,6 +62,7 @@ def guarantee_of(
         facts: Other attributes that only the run itself knows.
     """
     p, t = recipe.privacy, recipe.training
+    selection = Selection.from_dict(header["selection"]) if "selection" in header else None
     origin = Origin.of(header)
     steps = merge(history)
     counted = sum(step.count for step in steps)
@@ -95,6 +97,7 @@ def guarantee_of(
         delta=float(header.get("delta", p.delta)),
         accountant=cast(AccountantName, p.accountant),
         start_steps=origin.before,
+        selection=selection,
         known_as=named,
         others=origin.exposures,
         budget=p.epsilon,

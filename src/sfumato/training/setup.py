@@ -16,6 +16,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting import budget
 from sfumato.privacy.accounting.accountants import AccountantName, Step
 from sfumato.privacy.accounting.noise_schedule import NoiseSchedule, decaying
+from sfumato.privacy.accounting.selection import Selection
 from sfumato.privacy.adaptive import AdaptiveQuantile
 from sfumato.privacy.checks.refusals import mixing_layers
 from sfumato.privacy.clipping import (
@@ -53,6 +54,7 @@ class Plan:
         before: Steps that the run's start took on the same images, counted in the budget.
         schedule: The noise over the steps, if it varies; `noise` is then that of the first step.
         clip_decay: The clipping norm of the first step over that of the last.
+        selection: The choice of the best of several such runs, counted in the budget.
     """
 
     sampler: PoissonSampler
@@ -63,6 +65,7 @@ class Plan:
     before: tuple[Step, ...] = ()
     schedule: NoiseSchedule | None = None
     clip_decay: float = 1.0
+    selection: Selection | None = None
 
     @property
     def event(self) -> Step:
@@ -99,6 +102,7 @@ class Plan:
             delta=delta,
             before=self.before,
             accountant=cast(AccountantName, accountant),
+            selection=self.selection,
         )
 
 
@@ -113,11 +117,18 @@ def asked_steps(training: Training, examples: int, batch: float) -> int:
     return training.steps or by_epochs
 
 
-def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Plan:
+def plan(
+    recipe: Recipe,
+    examples: int,
+    *,
+    before: tuple[Step, ...] = (),
+    selection: Selection | None = None,
+) -> Plan:
     """Resolve a recipe against the size of its training set.
 
-    Guarantee: For a private recipe, `before` and `steps` steps of the returned mechanism together
-    spend at most the recipe's epsilon at its delta, by the recipe's accountant.
+    Guarantee: For a private recipe, `before` and `steps` steps of the returned mechanism together,
+    or the best of several runs of these by `selection`, spend at most the recipe's epsilon at its
+    delta, by the recipe's accountant.
     """
     t, p = recipe.training, recipe.privacy
     batch = expected_batch(t, examples)
@@ -137,6 +148,8 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
         "q": sampler.rate,
         "before": before,
         "accountant": p.accountant,
+        # The noise of scores is chosen after that of the steps, so that it costs nothing.
+        "selection": replace(selection, score_noise=None) if selection else None,
     }
     course = decaying(asked, p.noise_decay) if p.noise_decay != 1 else None
     steps, sigma = asked, p.noise_multiplier
@@ -149,7 +162,20 @@ def plan(recipe: Recipe, examples: int, *, before: tuple[Step, ...] = ()) -> Pla
         steps = budget.steps_for(**given, noise_multiplier=schedule or sigma, most=asked)
     rule = clipping_rule(p, batch, max(schedule.multipliers) if schedule else sigma)
     noise = GaussianNoise(schedule.at(1) if schedule else sigma)
-    return Plan(sampler, rule, noise, steps, asked, before, schedule, p.clip_decay)
+    found = Plan(sampler, rule, noise, steps, asked, before, schedule, p.clip_decay, selection)
+    if selection is not None:
+        _check_score(found, selection, p)
+    return found
+
+
+def _check_score(plan: Plan, selection: Selection, p: Privacy) -> None:
+    """Refuse a choice among runs whose scores have less noise than the budget allows."""
+    spent = selection.epsilon(plan.history(plan.steps), delta=p.delta, before=plan.before)
+    if spent > p.epsilon:
+        raise UserError(
+            f"The noise of {selection.score_noise} on the scores of runs is too little: the choice "
+            f"of the best would spend epsilon {spent:.4g} of {p.epsilon:g}."
+        )
 
 
 def clipping_rule(p: Privacy, batch: float, sigma: float) -> ClippingRule:

@@ -111,22 +111,7 @@ def tune(
         after: Called with each new result.
         elsewhere: Called with the name of each run that another process is making.
     """
-    if not choices:
-        raise UserError("Say what to try, such as --try optimizer.lr=1,2,4.")
-    if prior.concerns(recipe):
-        raise UserError(
-            f"'{recipe.data.name}' is drawn by the program, and no images are held out to compare "
-            "settings on: tune the private training that starts from it."
-        )
-    if moving := sorted(_WHICH_IMAGES & choices.keys()):
-        raise UserError(
-            f"{' and '.join(moving)} cannot be tried: runs are compared on the same held-out "
-            "training images, and never on test images."
-        )
-    held = recipe.data.validation or VALIDATION
-    base = recipe.replace({"data.validation": held, "data.test": False})
-    for settings in corners(choices):
-        base.replace(settings)
+    base = checked(recipe, choices)
     if trials is None and any(isinstance(choice, Range) for choice in choices.values()):
         raise UserError("A range has no end of values: say with --trials how many runs to make.")
     if trials is not None and part != _ALL:
@@ -152,6 +137,31 @@ def tune(
         after(trial)
         done.append(trial)
     return _read(out)
+
+
+def checked(recipe: Recipe, choices: Mapping[str, Choice]) -> Recipe:
+    """The settings that all runs have in common, with images held out and none of the test set.
+
+    Raises:
+        UserError: If there is nothing to try, or nothing to compare runs on.
+    """
+    if not choices:
+        raise UserError("Say what to try, such as --try optimizer.lr=1,2,4.")
+    if prior.concerns(recipe):
+        raise UserError(
+            f"'{recipe.data.name}' is drawn by the program, and no images are held out to compare "
+            "settings on: tune the private training that starts from it."
+        )
+    if moving := sorted(_WHICH_IMAGES & choices.keys()):
+        raise UserError(
+            f"{' and '.join(moving)} cannot be tried: runs are compared on the same held-out "
+            "training images, and never on test images."
+        )
+    held = recipe.data.validation or VALIDATION
+    base = recipe.replace({"data.validation": held, "data.test": False})
+    for settings in corners(choices):
+        base.replace(settings)
+    return base
 
 
 def sentence(

@@ -27,6 +27,8 @@ class Exposure:
         drawn: Whether a program drew the images at random, so that they show nobody.
         also: Other names that these images, or some of the steps' images, were known by.
         looked: Decisions made by looking at some of them without noise, in sentences.
+        selected: Whether the steps are those of the best of several runs: `epsilon` counts the
+            choice, which the steps alone do not show.
     """
 
     data: str
@@ -38,6 +40,7 @@ class Exposure:
     drawn: bool = False
     also: tuple[str, ...] = ()
     looked: tuple[str, ...] = ()
+    selected: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,6 +69,7 @@ class Exposure:
             **({"drawn": True} if self.drawn else {}),
             **({"also": list(self.also)} if self.also else {}),
             **({"looked": list(self.looked)} if self.looked else {}),
+            **({"selected": True} if self.selected else {}),
         }
 
     @classmethod
@@ -81,6 +85,7 @@ class Exposure:
             drawn=content.get("drawn") is True,
             also=tuple(map(str, content.get("also", ()))),
             looked=tuple(map(str, content.get("looked", ()))),
+            selected=content.get("selected", False) is not False,
         )
 
 

@@ -82,13 +82,19 @@ class Selection:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Selection:
-        """Read `to_dict` back."""
-        noise = content["score_noise"]
-        return cls(
-            float(content["mean"]),
-            content["distribution"],
-            None if noise is None else float(noise),
-        )
+        """Read `to_dict` back.
+
+        Raises:
+            UserError: If anything is missing, unknown, or of another type.
+        """
+        try:
+            found = cls(**content)
+            numbers = [found.mean, *([] if found.score_noise is None else [found.score_noise])]
+            if all(type(value) in (int, float) for value in numbers):
+                return found
+        except TypeError:
+            pass
+        raise UserError("The choice among several runs that is stated here cannot be read.")
 
     @property
     def gamma(self) -> float:

@@ -60,6 +60,11 @@ class Keystream:
         drawn = chacha20.words(self._key, count, block=self._take(count))
         return torch.from_numpy(drawn.astype("int64"))
 
+    def uniforms(self, count: int) -> list[float]:
+        """Independent uniform numbers from [0, 1), multiples of 2^-53."""
+        drawn = chacha20.words(self._key, count, block=self._take(count))
+        return [int(word >> 11) * 2.0**-53 for word in drawn.tolist()]
+
     def normals(self, count: int, device: torch.device) -> Tensor:
         """Independent standard normal numbers `(count,)` in float64.
 

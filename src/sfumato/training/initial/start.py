@@ -275,6 +275,12 @@ def _judged(
                 + _or_renamed(recipe)
             )
         return tuple(exposures), ()
+    if any(e.selected for e in noisy):
+        raise UserError(
+            f"start.source = '{s.source}' is the best of several runs on this run's images "
+            "(`sfumato tune --private`), and its steps do not count what the choice cost. Start "
+            "from a run that was not chosen so."
+        )
     before = merge([step for e in noisy for step in e.steps])
     return tuple(e for e in exposures if not e.noisy), before
 
