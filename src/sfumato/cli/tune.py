@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sfumato.recipe import Recipe
-    from sfumato.training.proposals import Trial
+    from sfumato.training.proposals import Choice, Trial
 
 
 def register(app: typer.Typer) -> None:
@@ -52,6 +52,19 @@ def tune(
         help="Every N-th combination from the I-th on, for computers that share no folder. "
         "Processes that do, share the combinations by themselves.",
     ),
+    private: bool = typer.Option(
+        False, "--private",
+        help="Release only the best of a random number of runs, within one budget.",
+    ),
+    tuning_mean: float = typer.Option(
+        None, help="With --private: mean number of runs, which are drawn; 10 if not given."
+    ),
+    tuning_distribution: str = typer.Option(
+        None, help="With --private: logarithmic (the default), geometric or poisson."
+    ),
+    score_data: str = typer.Option(
+        None, help="With --private: public images to compare runs on, instead of held-out ones."
+    ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or mps."),
     data_root: Path = typer.Option(None, help="Where to look for data sets first."),
     trust_code: list[str] = TRUST_CODE,
@@ -61,41 +74,27 @@ def tune(
     A tenth of the training images is held out, unless the recipe says otherwise or the data come
     with validation images; the test set is not looked at. What is chosen so is not covered by
     epsilon: the sentence printed at the end belongs into the recipe, so that the statement says it.
+    With --private it is: the budget is that of all runs and of the choice, settings are drawn at
+    random from lists and ranges, and one run is left.
     """
-    from sfumato.cli.training_progress import console, watched
+    from sfumato.cli import tune_private
     from sfumato.recipe import parse_setting
     from sfumato.recipes.choice import choose
-    from sfumato.training import tune as tuning
-    from sfumato.training.loop import Stopped
     from sfumato.training.proposals import parse_choices
 
     choices = parse_choices(try_)
     changes = dict(parse_setting(text) for text in set_)
     changes |= {"data.name": data} if data is not None else {}
     chosen = choose(recipe, data, changes, tried=choices)
-
-    def after(trial: Trial) -> None:
-        words = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())
-        ended = trial.note or f"{100 * trial.accuracy:.2f} %"
-        line = f"{trial.folder}: {words}: {ended}"
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-    others: list[str] = []
-
-    def elsewhere(folder: str) -> None:
-        others.append(folder)
-        console.print(f"{folder}: another process is making it.", highlight=False, markup=False)
-
-    try:
-        found = tuning.tune(
-            chosen, choices, out=out, trials=trials, cheaper=cheaper, part=parse_part(part),
-            root=data_root, device=device, trust_code=named_code(trust_code, changes, choices),
-            watch=watched, after=after, elsewhere=elsewhere,
-        )  # fmt: skip
-    except Stopped as stopped:
-        console.print("Stopped; the same command goes on from here.")
-        raise typer.Exit(128 + stopped.signal) from None
-    _show(found, Asked(chosen, out, cheaper, data_root), others)
+    trusted = named_code(trust_code, changes, choices)
+    options = tune_private.Options(tuning_mean, tuning_distribution, score_data)
+    if private:
+        tune_private.refuse_adaptive(trials=trials, cheaper=cheaper, part=part)
+        where = tune_private.Place(out, data_root, device, trusted)
+        tune_private.run(chosen, choices, options, where)
+        return
+    options.refuse()
+    _run(Asked(chosen, out, cheaper, data_root), choices, trials, part, device, trusted)
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,43 @@ class Asked:
     out: Path
     cheaper: int
     root: Path | None
+
+
+def _run(
+    asked: Asked,
+    choices: Mapping[str, Choice],
+    trials: int | None,
+    part: str | None,
+    device: str,
+    trusted: Sequence[str],
+) -> None:
+    """Run every combination, or what Optuna proposes, and show the results."""
+    from sfumato.cli.training_progress import console, watched
+    from sfumato.training import tune as tuning
+    from sfumato.training.loop import Stopped
+
+    def after(trial: Trial) -> None:
+        words = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())
+        ended = trial.note or f"{100 * trial.accuracy:.2f} %"
+        line = f"{trial.folder}: {words}: {ended}"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    others: list[str] = []
+
+    def elsewhere(folder: str) -> None:
+        others.append(folder)
+        console.print(f"{folder}: another process is making it.", highlight=False, markup=False)
+
+    try:
+        found = tuning.tune(
+            asked.recipe, choices, out=asked.out, trials=trials, cheaper=asked.cheaper,
+            part=parse_part(part), root=asked.root, device=device, trust_code=trusted,
+            watch=watched, after=after, elsewhere=elsewhere,
+        )  # fmt: skip
+    except Stopped as stopped:
+        console.print("Stopped; the same command goes on from here.")
+        raise typer.Exit(128 + stopped.signal) from None
+    _show(found, asked, others)
 
 
 def _show(found: Sequence[Trial], asked: Asked, others: Sequence[str]) -> None:
@@ -193,7 +229,7 @@ def _spending(found: Sequence[Trial], asked: Asked) -> str:
     return (
         f"\nTogether these runs spend epsilon {upwards(total, places=3)} at delta "
         f"{asked.recipe.privacy.delta:g} (PLD) on the images that they were trained on. Those held "
-        "out are not covered."
+        "out are not covered. (--private releases the best of a random number of runs for less.)"
     )
 
 

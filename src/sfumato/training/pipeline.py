@@ -50,6 +50,10 @@ from sfumato.training.same_run import (
     same_recipe,
 )
 
+_GREY = (
+    "The images are grey, and are shown in three equal channels as the start is for colour ones."
+)
+
 
 @sharing_errors()
 def train(
@@ -75,8 +79,7 @@ def train(
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
             from, may name, or the model itself; no other code is imported, except installed timm
             and torchvision.
-        selection: The choice of the best of several runs that this is one of. The budget is that
-            of the choice, and images held out for validation are not looked at.
+        selection: The choice among runs of which this is one; the budget is that of the choice.
 
     Returns:
         The run folder.
@@ -97,8 +100,7 @@ def train(
     if donor and _grey_after_colour(recipe, donor, dataset):
         recipe = recipe.replace({"data.channels": donor.description.channels})
         dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
-        reporter.say("The images are grey, and are shown in three equal channels as the start is "
-                     "for colour ones.")  # fmt: skip
+        reporter.say(_GREY)
     plan = setup.plan(
         recipe, dataset.train.examples, before=origin.before, selection=selection
     )
@@ -123,9 +125,8 @@ def train(
     header |= {"noise": noise_from(where)}
     if recipe.model.name.startswith(GIVEN):
         header |= {"initial": weights_digest(model)}
-    own = None
-    if ranks.leader:
-        own = run_folder.new_run_folder(None if out is None else Path(out), recipe.name)
+    wanted = None if out is None else Path(out)
+    own = run_folder.new_run_folder(wanted, recipe.name) if ranks.leader else None
     folder = Path(ranks.from_leader(str(own)))
     loop: Loop | None = None
     with (
@@ -238,8 +239,7 @@ def _resume(
             f"{folder} is finished: there is nothing to resume. See "
             f"{folder / run_folder.STATEMENT}."
         )
-    origin = start.Origin.of(header)
-    selection = Selection.from_dict(header["selection"]) if "selection" in header else None
+    origin, selection = start.Origin.of(header), Selection.of(header)
     own = same_randomness(folder, recipe, origin) if ledger else None
     randomness = randomness_from_leader(ranks, own)
     if prior.concerns(recipe):

@@ -80,6 +80,7 @@ class Question:
         choices: Values that the others are drawn from, by dotted names.
         selection: The distribution of the number of runs, and the noise of scores.
         steps: The steps of every run.
+        before: Steps that the start of all runs took on the same images.
         score_data: Public images that runs are compared on; held-out ones if empty.
     """
 
@@ -87,7 +88,14 @@ class Question:
     choices: Mapping[str, Choice]
     selection: Selection
     steps: tuple[Step, ...]
+    before: tuple[Step, ...] = ()
     score_data: str = ""
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon of the whole tuning, at the recipe's delta."""
+        delta = self.recipe.privacy.delta
+        return self.selection.epsilon(self.steps, delta=delta, before=self.before)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a file."""
@@ -147,7 +155,7 @@ def ask(
     steps = merge(plan.history(plan.steps))
     if not score_data:
         selection = replace(selection, score_noise=covered_score_noise(steps))
-    return Question(base, choices, selection, steps, score_data)
+    return Question(base, choices, selection, steps, before, score_data)
 
 
 def _refuse(base: Recipe, choices: Mapping[str, Choice]) -> None:

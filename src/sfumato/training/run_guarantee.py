@@ -62,8 +62,7 @@ def guarantee_of(
         facts: Other attributes that only the run itself knows.
     """
     p, t = recipe.privacy, recipe.training
-    selection = Selection.from_dict(header["selection"]) if "selection" in header else None
-    origin = Origin.of(header)
+    origin, selection = Origin.of(header), Selection.of(header)
     steps = merge(history)
     counted = sum(step.count for step in steps)
     named = named or known_as(recipe.data.name)

@@ -28,6 +28,7 @@ from sfumato.privacy.accounting.selection import (
     Selection,
     covered_score_noise,
 )
+from sfumato.privacy.accounting.spending import Spending
 
 DELTA = 1e-5
 Q = 4096 / 50_000
@@ -204,6 +205,18 @@ def test_a_curve_ends_at_the_total_and_never_falls() -> None:
     found = curve(2.0, range(0, 51, 5), q=0.1, delta=DELTA, accountant="rdp", selection=selection)
     assert found[0] == 0.0 and found == sorted(found)
     assert found[-1] == selection.epsilon([Step(0.1, 2.0, 50)], delta=DELTA)
+
+
+@EACH
+def test_a_budget_hardly_above_the_cost_of_the_choice_has_an_answer(
+    distribution: Distribution,
+) -> None:
+    selection = Selection(10, distribution)
+    epsilon = 1.05 * Spending(DELTA, "rdp", (), selection).floor()
+    sigma = noise_multiplier_for(
+        epsilon=epsilon, delta=DELTA, q=0.1, steps=5, accountant="rdp", selection=selection
+    )
+    assert selection.epsilon([Step(0.1, sigma, 5)], delta=DELTA) <= epsilon
 
 
 def test_a_budget_below_the_cost_of_the_choice_is_refused() -> None:

@@ -243,11 +243,11 @@ class _Budget:
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
-        delta, selection = self.spending.delta, self.spending.selection
-        if selection and (floor := selection.floor(delta)) >= self.epsilon:
+        if (floor := self.spending.floor()) >= self.epsilon:
             raise UserError(
-                f"Choosing the best of several runs costs epsilon {floor:.4g} at delta = {delta:g},"
-                f" however much noise each has, and the budget is {self.epsilon:g}. Raise epsilon."
+                f"Choosing the best of several runs costs epsilon {floor:.4g} at delta = "
+                f"{self.spending.delta:g}, however much noise each has, and the budget is "
+                f"{self.epsilon:g}. Raise epsilon."
             )
 
     def spent(self, steps: Sequence[Step]) -> float:

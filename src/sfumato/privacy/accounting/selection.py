@@ -96,6 +96,15 @@ class Selection:
             pass
         raise UserError("The choice among several runs that is stated here cannot be read.")
 
+    @classmethod
+    def of(cls, header: Mapping[str, Any]) -> Selection | None:
+        """The choice that a ledger's first line states, if it states one.
+
+        Raises:
+            UserError: If it cannot be read.
+        """
+        return cls.from_dict(header["selection"]) if "selection" in header else None
+
     @property
     def gamma(self) -> float:
         """The parameter of the logarithmic or geometric distribution with this mean."""
@@ -170,10 +179,10 @@ class Selection:
                 return size * one
         return math.inf
 
-    def floor(self, delta: float) -> float:
+    def floor(self, delta: float, *, orders: tuple[float, ...] = ORDERS) -> float:
         """The epsilon of the choice itself, however much noise the runs have."""
-        nothing = self._selected(np.zeros(len(ORDERS)), ORDERS)
-        return float(rdp_privacy_accountant.compute_epsilon(ORDERS, nothing, delta)[0])
+        nothing = self._selected(np.zeros(len(orders)), orders)
+        return float(rdp_privacy_accountant.compute_epsilon(orders, nothing, delta)[0])
 
     def _divergences(
         self, steps: Sequence[Step], before: Sequence[Step], orders: tuple[float, ...]

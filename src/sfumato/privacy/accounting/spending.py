@@ -10,6 +10,8 @@ from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import ORDERS, AccountantName, Step
 from sfumato.privacy.accounting.selection import Selection
 
+_FEW_ORDERS = ORDERS[::4]
+
 
 @dataclass(frozen=True)
 class Spending:
@@ -57,8 +59,17 @@ class Spending:
 
     def _at_few_orders(self, steps: Sequence[Step]) -> float:
         """An upper bound of `spent` by a quarter of the Rényi orders."""
-        few = ORDERS[::4]
         if self.selection:
-            return self.selection.epsilon(steps, delta=self.delta, before=self.before, orders=few)
+            return self.selection.epsilon(
+                steps, delta=self.delta, before=self.before, orders=_FEW_ORDERS
+            )
         history = [*self.before, *steps]
-        return accountants.quick_epsilon(history, delta=self.delta, accountant="rdp", orders=few)
+        return accountants.quick_epsilon(
+            history, delta=self.delta, accountant="rdp", orders=_FEW_ORDERS
+        )
+
+    def floor(self) -> float:
+        """The epsilon below which `bounds` find no amount of noise that is enough."""
+        if self.selection is None:
+            return 0.0
+        return self.selection.floor(self.delta, orders=_FEW_ORDERS)
