@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 from sfumato.cli import budget as verb
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import Step, epsilon
+from sfumato.privacy.accounting.group_privacy import group_epsilon
+from sfumato.privacy.accounting.selection import Selection
+from tiny_run import train_run
 
 CIFAR = ["--data", "cifar10", "--batch", "4096", "--steps", "875"]
 
@@ -97,6 +100,59 @@ def test_an_accountant_without_an_answer_does_not_stop_the_other():
         ask(*arguments, "--accountant", "rdp")
 
 
+@pytest.mark.parametrize("law", ["logarithmic", "geometric", "poisson"])
+def test_the_budget_of_a_private_tuning(law):
+    found = answer(*CIFAR, "--epsilon", "3", "--tuning-mean", "10", "--tuning-distribution", law)
+    step = Step(4096 / 50_000, found["noise_multiplier"], 875)
+    total = Selection(10.0, law).epsilon([step], delta=1e-5)
+    assert found["epsilon"] == {"rdp": total} and 2.99 < total <= 3
+    assert found["answer"] == {"rdp": found["noise_multiplier"]}
+    assert found["tuning"] == {
+        "mean": 10.0,
+        "distribution": law,
+        "one_run": {name: epsilon([step], delta=1e-5, accountant=name) for name in ("pld", "rdp")},
+    }
+
+
+def test_the_total_of_runs_whose_noise_is_known():
+    words = ["--data", "cifar10", "--batch", "4096", "--steps", "875", "--noise", "9.89"]
+    found = answer(*words, "--tuning-mean", "10")
+    assert round(found["answer"]["rdp"], 3) == 1.763
+    assert round(found["tuning"]["one_run"]["rdp"], 3) == 1.0
+    text = ask(*words, "--tuning-mean", "10")
+    assert "1.763" in text and "best of 10 runs on average (logarithmic" in text
+
+
+def test_the_cost_of_a_group_of_images():
+    found = answer(*CIFAR, "--noise", "9.89", "--group", "5")
+    exact = group_epsilon([Step(4096 / 50_000, 9.89, 875)], delta=1e-5, size=5)
+    assert found["group"] == {"5": exact} and exact > 5 * found["epsilon"]["pld"]
+    assert "ε of 5 images of one person" in ask(*CIFAR, "--noise", "9.89", "--group", "5")
+    assert answer(*CIFAR, "--noise", "0.9", "--group", "50")["group"] == {"50": None}
+    assert "over 100" in ask(*CIFAR, "--noise", "0.9", "--group", "50")
+
+
+def test_the_cost_of_a_group_in_a_run(tmp_path):
+    run = str(train_run(tmp_path / "run", {"training.seed": 0}))
+    written = json.loads((tmp_path / "run" / "guarantee.json").read_text())
+    found = answer(run, "--group", "5")
+    assert found["group"]["5"] == written["group_epsilon"]["5"]
+    steps = [Step(s["q"], s["sigma"], s["count"]) for s in written["steps"]]
+    exact = group_epsilon(steps, delta=1e-5, size=4)
+    assert answer(run, "--group", "4")["group"]["4"] == exact
+    assert "ε of 4 images of one person" in ask(run, "--group", "4")
+    for words, sentence in (
+        ([], "how many images"),
+        (["--group", "0"], "from 1 to 100"),
+        (["--group", "5", "--epsilon", "3"], "no other number"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            ask(run, *words)
+    bare = str(train_run(tmp_path / "bare", {"privacy.enabled": False}))
+    with pytest.raises(UserError, match="without privacy"):
+        ask(bare, "--group", "5")
+
+
 @pytest.mark.parametrize("value", [2.71828, 0.99991, 1.00001, 12345.6, 0.00123456])
 def test_epsilon_is_rounded_up_in_print(value):
     from sfumato.cli.budget_picture import rounded_up
@@ -128,6 +184,18 @@ def test_epsilon_is_rounded_up_in_print(value):
         (["--data", "cifar1O", "--epsilon", "1"], "Did you mean 'cifar10'"),
         (["--examples", "0", "--epsilon", "1"], "above 0"),
         ([*CIFAR, "--epsilon", "1", "--plot", "curve.txt"], "must end in"),
+        ([*CIFAR, "--epsilon", "1", "--tuning-mean", "0.5"], "from 1 to 1000, not 0.5"),
+        ([*CIFAR, "--epsilon", "0.004", "--tuning-mean", "10"], "Raise epsilon"),
+        ([*CIFAR, "--epsilon", "1", "--tuning-distribution", "poisson"], "needs --tuning-mean"),
+        (
+            [*CIFAR, "--epsilon", "1", "--tuning-mean", "9", "--tuning-distribution", "geo"],
+            "Did you mean 'geometric'",
+        ),
+        ([*CIFAR, "--epsilon", "1", "--tuning-mean", "9", "--accountant", "pld"], "by RDP alone"),
+        ([*CIFAR, "--epsilon", "1", "--tuning-mean", "9", "--plot", "a.png"], "of one run"),
+        ([*CIFAR, "--epsilon", "1", "--group", "0"], "from 1 to 100"),
+        ([*CIFAR, "--epsilon", "1", "--group", "101"], "from 1 to 100"),
+        (["nowhere", "--group", "5"], "There is no run folder nowhere"),
         ([*CIFAR, "--epsilon", "1", "--plot", "nowhere/curve.png"], "no folder"),
     ],
 )

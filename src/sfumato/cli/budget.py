@@ -14,6 +14,7 @@ from sfumato.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from sfumato.privacy.accounting.accountants import AccountantName
+    from sfumato.privacy.accounting.selection import Selection
 
 TRAINING_EXAMPLES = {
     "digits": 1437,
@@ -40,15 +41,29 @@ def register(app: typer.Typer) -> None:
 
 
 def budget(
+    run: Path = typer.Argument(None, help="A run whose ledger answers, with --group."),
     epsilon: float = typer.Option(None, help="Privacy budget."),
-    delta: float = typer.Option(1e-5, help="Less than 1 / number of training examples."),
+    delta: float = typer.Option(
+        None, help="Less than 1 / number of training examples; 1e-5 if not given."
+    ),
     examples: int = typer.Option(None, help="Number of training examples."),
     data: str = typer.Option(None, help=f"Instead of --examples: {', '.join(TRAINING_EXAMPLES)}."),
     batch: int = typer.Option(None, help="Expected batch."),
     steps: int = typer.Option(None, help="Number of steps."),
     epochs: float = typer.Option(None, help="Passes over the training set, instead of --steps."),
     noise: float = typer.Option(None, help="Noise multiplier."),
-    accountant: str = typer.Option("pld", help="pld (tight) or rdp (as in most papers)."),
+    accountant: str = typer.Option(
+        None, help="pld (tight, the default) or rdp (as in most papers, and with --tuning-mean)."
+    ),
+    tuning_mean: float = typer.Option(
+        None, help="Mean number of runs of `tune --private`: the budget is for the best of them."
+    ),
+    tuning_distribution: str = typer.Option(
+        None, help="Of that number: logarithmic (the default), geometric or poisson."
+    ),
+    group: int = typer.Option(
+        None, metavar="K", help="Also the epsilon of K images of one person together."
+    ),
     plot: Path = typer.Option(None, help="Draw epsilon against steps into this new file."),
     json: bool = typer.Option(False, "--json", help="Print the answer as JSON."),
 ) -> None:
@@ -56,11 +71,20 @@ def budget(
 
     For example `sfumato budget --data cifar10 --batch 4096 --steps 875 --epsilon 1` answers with
     the noise. Both accountants are shown; --accountant says whose answer is used further on.
+    `sfumato budget RUN --group 5` answers for five images of one person in a run.
     """
+    from sfumato.cli import budget_group
     from sfumato.cli.budget_picture import check_new, draw
 
-    name, n = _accountant(accountant), _examples(examples, data)
-    given = _Setting(n, delta, epsilon, noise, _steps(steps, epochs, n, batch), batch)
+    if run is not None:
+        alone = (epsilon, delta, examples, data, batch, steps, epochs, noise, accountant, plot)
+        budget_group.of_run(run, group, (*alone, tuning_mean, tuning_distribution), json=json)
+        return
+    delta = 1e-5 if delta is None else delta
+    selection = _selection(tuning_mean, tuning_distribution, accountant, plot)
+    name, n = _accountant(accountant or ("rdp" if selection else "pld")), _examples(examples, data)
+    counted = _steps(steps, epochs, n, batch)
+    given = _Setting(n, delta, epsilon, noise, counted, batch, selection, group)
     question = _question(given, epochs)
     _check(given)
     if plot is not None:
@@ -89,6 +113,8 @@ class _Setting:
     noise: float | None
     steps: int | None
     batch: int | None
+    selection: Selection | None = None
+    group: int | None = None
 
     def with_(self, question: str, answer: Any) -> _Setting:
         return _Setting(**{**self.__dict__, question: answer})
@@ -99,7 +125,22 @@ class _Setting:
         assert self.batch and self.steps and self.noise is not None
         return Step(self.batch / self.examples, self.noise, self.steps)
 
+    def together(self) -> float:
+        """Epsilon of the examples of a group together."""
+        from sfumato.privacy.accounting.group_privacy import group_epsilon
+
+        assert self.group is not None
+        if self.selection:
+            return self.selection.group_epsilon([self.step()], delta=self.delta, size=self.group)
+        return group_epsilon([self.step()], delta=self.delta, size=self.group)
+
     def spent(self) -> dict[AccountantName, float]:
+        """Epsilon by accountant, of the best of several runs if that is what was asked for."""
+        if self.selection is None:
+            return self.one_run()
+        return {"rdp": self.selection.epsilon([self.step()], delta=self.delta)}
+
+    def one_run(self) -> dict[AccountantName, float]:
         from sfumato.privacy.accounting import accountants
 
         history = [self.step()]
@@ -114,6 +155,26 @@ def _accountant(name: str) -> AccountantName:
 
     check_accountant(name)
     return name  # type: ignore[return-value]
+
+
+def _selection(
+    mean: float | None, distribution: str | None, accountant: str | None, plot: Path | None
+) -> Selection | None:
+    """The choice among several runs that is asked about, if any."""
+    from sfumato.privacy.accounting.selection import Selection
+
+    if mean is None:
+        if distribution is not None:
+            raise UserError("--tuning-distribution needs --tuning-mean: how many runs, on average?")
+        return None
+    if accountant == "pld":
+        raise UserError(
+            "--tuning-mean: the choice among several runs is accounted for by RDP alone. Leave "
+            "--accountant out."
+        )
+    if plot is not None:
+        raise UserError("--plot draws the curve of one run: leave it or --tuning-mean out.")
+    return Selection(mean, distribution or "logarithmic")  # type: ignore[arg-type]
 
 
 def _examples(examples: int | None, data: str | None) -> int:
@@ -170,11 +231,14 @@ def _question(given: _Setting, epochs: float | None) -> str:
 
 
 def _check(given: _Setting) -> None:
+    from sfumato.cli import budget_group
     from sfumato.privacy.accounting import accountants, budget
 
     budget.check_delta(given.delta, given.examples)
     if given.epsilon is not None:
         budget.check_epsilon(given.epsilon)
+    if given.group is not None:
+        budget_group.check(given.group)
     if given.noise is not None:
         accountants.check_noise_multiplier(given.noise)
     if given.steps is not None:
@@ -192,6 +256,8 @@ def _answers(
     """The answer by each accountant; None where only the one not chosen finds none."""
     from sfumato.privacy.accounting.accountants import ACCOUNTANTS
 
+    if given.selection:
+        return {"rdp": _answer(given, question, "rdp")}
     answers: dict[AccountantName, float | int | None] = {}
     for name in ACCOUNTANTS:
         try:
@@ -210,6 +276,7 @@ def _answer(given: _Setting, question: str, name: AccountantName) -> float | int
         return given.spent()[name]
     g: Any = given
     target = {"epsilon": g.epsilon, "delta": g.delta, "accountant": name}
+    target |= {"selection": g.selection}
     if question == "batch":
         return budget.batch_for(
             **target, examples=g.examples, steps=g.steps, noise_multiplier=g.noise
@@ -237,6 +304,7 @@ def _print_table(
 ) -> None:
     from rich.table import Table
 
+    from sfumato.cli import budget_group
     from sfumato.cli.budget_picture import rounded_up
     from sfumato.privacy.accounting.accountants import RELATION
 
@@ -255,6 +323,11 @@ def _print_table(
         shown = _format(question, answers[chosen])
         label = {"noise": f"σ = {shown}", "steps": f"{shown} steps", "batch": f"batch {shown}"}
         table.add_row(f"ε with {label[question]}", *(rounded_up(spent[name]) for name in answers))
+    if setting.selection:
+        for name, value in setting.one_run().items():
+            table.add_row(f"ε of one run ({name.upper()})", rounded_up(value))
+    if setting.group is not None:
+        table.add_row(*budget_group.row(setting.group, setting.together(), len(answers)))
     console = Terminal(highlight=False)
     console.print(table)
     console.print(
@@ -268,6 +341,12 @@ def _print_table(
         "probability q (Poisson sampling).",
         soft_wrap=True,
     )
+    if s := setting.selection:
+        console.print(
+            f"ε is that of releasing the best of {s.mean:g} runs on average ({s.distribution} "
+            "distribution) and nothing of the others (Papernot & Steinke, 2022; RDP).",
+            soft_wrap=True,
+        )
 
 
 def _print_json(
@@ -299,4 +378,9 @@ def _print_json(
         "neighbouring": RELATION,
         "sampling": "poisson",
     }
+    if setting.selection:
+        tuning = {"mean": setting.selection.mean, "distribution": setting.selection.distribution}
+        content["tuning"] = {**tuning, "one_run": finite(setting.one_run())}
+    if setting.group is not None:
+        content["group"] = {str(setting.group): finite({"pld": setting.together()})["pld"]}
     echo(json.dumps(content, indent=2))

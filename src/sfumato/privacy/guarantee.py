@@ -141,20 +141,15 @@ class Guarantee:
         costs: dict[str, float] = {
             name: epsilon(history, delta=delta, accountant=name) for name in ACCOUNTANTS
         }
-        if selection is None:
-            groups = {k: group_epsilon(history, delta=delta, size=k) for k in SIZES}
-        else:
-            given: Any = {"delta": delta, "before": start_steps}
+        if selection is not None:
             facts |= {"run_epsilon": costs}
-            costs = {"rdp": selection.epsilon(steps, **given)}
-            groups = {k: selection.group_epsilon(steps, size=k, **given) for k in SIZES}
+            costs = {"rdp": selection.epsilon(steps, delta=delta, before=start_steps)}
         found = cls(
             steps=tuple(steps),
             delta=delta,
             accountant=accountant,
             start_steps=tuple(start_steps),
             epsilon=costs,
-            group_epsilon=groups,
             selection=selection,
             start_epsilon=epsilon(start_steps, delta=delta, accountant=accountant),
             **facts,
@@ -164,12 +159,25 @@ class Guarantee:
             found.seeded or found.start_seeded, also=found.start_names,
             looked=(*found.looked, *found.start_looked), selected=selection is not None,
         )  # fmt: skip
-        return replace(found, exposures=(own, *others))
+        groups = {size: found.epsilon_of(size) for size in SIZES}
+        return replace(found, group_epsilon=groups, exposures=(own, *others))
 
     @property
     def spent(self) -> float:
         """Epsilon by the accountant that calibrated the run; infinite without privacy."""
         return self.epsilon[self.accountant] if self.private else math.inf
+
+    def epsilon_of(self, size: int) -> float:
+        """Epsilon of `size` units of one person together; infinite above 100.
+
+        *Guarantee:* an upper bound under the relation that adds or removes all of them.
+        """
+        if self.selection is None:
+            history = (*self.start_steps, *self.steps)
+            return group_epsilon(history, delta=self.delta, size=size)
+        return self.selection.group_epsilon(
+            self.steps, delta=self.delta, size=size, before=self.start_steps
+        )
 
     @property
     def counted(self) -> int:

@@ -144,7 +144,7 @@ def groups(values: Mapping[int, float], delta: float, unit: str, *, selected: bo
         selected: True if they are those of the best of several runs.
     """
     how = (
-        "From ε of one at a smaller δ, which a mixture of Gaussians would improve on"
+        "From ε of one at smaller δ (not tight)"
         if selected
         else "From the same steps (PLD of a mixture of Gaussians)"
     )

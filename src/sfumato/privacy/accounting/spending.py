@@ -1,4 +1,4 @@
-"""What steps spend, by an accountant, after earlier steps and with a choice among runs."""
+"""The cost of steps by an accountant, after earlier steps and with a choice among several runs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,83 @@
+"""`sfumato budget --group K`: the cost of several images of one person together."""
+
+from __future__ import annotations
+
+import json as json_format
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from sfumato.cli.terminal import Terminal, echo
+from sfumato.errors import UserError
+
+LARGEST = 100
+"""The largest group that is computed."""
+
+
+def check(size: int) -> None:
+    """Refuse a group without examples, or too large for a guarantee of single ones."""
+    if not 1 <= size <= LARGEST:
+        raise UserError(
+            f"--group must be from 1 to {LARGEST}, not {size}: it is the number of images of one "
+            "person, and the guarantee of one image says nothing about more."
+        )
+
+
+def row(size: int, value: float, columns: int) -> list[str]:
+    """The row of a table with the epsilon of a group, in the first of its columns."""
+    return [f"ε of {size} images of one person", shown(value), *[""] * (columns - 1)]
+
+
+def shown(value: float) -> str:
+    """The epsilon of a group, which is not computed above a limit."""
+    from sfumato.cli.budget_picture import rounded_up
+    from sfumato.privacy.accounting.group_privacy import MOST
+
+    return rounded_up(value) if value <= MOST else f"over {MOST:g}"
+
+
+def of_run(folder: Path, size: int | None, others: Sequence[object], *, json: bool = False) -> None:
+    """Print the epsilon of several images of one person in a run, from its ledger.
+
+    Args:
+        folder: The run.
+        size: Number of images.
+        others: Values of options that a run leaves no room for; None where one was not given.
+        json: Print it as JSON.
+
+    Raises:
+        UserError: If no guarantee follows from the ledger, or there is none.
+    """
+    from sfumato.privacy.statement import upwards
+    from sfumato.run import Run
+
+    if any(value is not None for value in others):
+        raise UserError(
+            f"Everything about {folder} is in its ledger: give --group K, and no other number."
+        )
+    if size is None:
+        raise UserError(f"Say how many images of one person: sfumato budget {folder} --group 5.")
+    check(size)
+    run = Run(folder)
+    g = run.guarantee
+    if g is None:
+        raise UserError(" ".join(run.problems) or f"{folder} has no ledger.")
+    if not g.private:
+        raise UserError(f"{folder} was trained without privacy: there is no epsilon.")
+    found = g.epsilon_of(size)
+    if json:
+        content = {
+            "group": {str(size): None if math.isinf(found) else found},
+            "epsilon": dict(g.epsilon),
+            "delta": g.delta,
+        }
+        echo(json_format.dumps(content, indent=2))
+        return
+    cost = ", ".join(f"{upwards(value)} by {name.upper()}" for name, value in g.epsilon.items())
+    how = "from that of one" if g.selection else "PLD of a mixture of Gaussians"
+    console = Terminal(highlight=False)
+    console.print(f"ε of one {g.unit}: {cost}, at δ = {g.delta:g}", soft_wrap=True)
+    console.print(
+        f"ε of {size} {g.unit}s of one person: [bold]{shown(found)}[/] ({how}), at the same δ",
+        soft_wrap=True,
+    )
