@@ -371,6 +371,15 @@ def test_what_cannot_be_tuned_privately(
         ask(tiny(**changes), choices, mean=3.0)
 
 
+def test_images_that_move_others_are_not_held_out(tmp_path: Path) -> None:
+    random, own = np.random.default_rng(0), tmp_path / "own.npz"
+    np.savez(own, images=random.integers(0, 256, (400, 8, 8), np.uint8), labels=np.arange(400) % 2)
+    moving = {"data.name": str(own), "data.split_rule": "stratified", "privacy.delta": 1e-4}
+    with pytest.raises(UserError, match="would move others"):
+        ask(tiny(**moving), CHOICES, mean=3.0)
+    ask(tiny(**{**moving, "data.split_rule": "independent"}), CHOICES, mean=3.0)
+
+
 def test_settings_are_drawn_from_the_whole_space() -> None:
     choices: dict[str, Choice] = {
         "a": Range(1.0, 100.0), "b": Range(1, 3), "c": ["x", "y"], "d": Range(-1.0, 1.0),

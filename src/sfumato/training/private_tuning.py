@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sfumato.data.catalogue import canonical
 from sfumato.distributed.ranks import Ranks
 from sfumato.errors import UserError
 from sfumato.io import json_lines
@@ -147,6 +148,11 @@ def ask(
     dataset = dataset_of(base.data, root=root)
     if score_data:
         public_images(score_data, base, dataset, root=root)
+    elif canonical(base.data.name) is None and base.data.split_rule == "stratified":
+        raise UserError(
+            "data.split_rule = stratified: leaving one image out would move others between those "
+            "trained on and those held out to compare runs on. Use independent, or --score-data."
+        )
     elif dataset.validation is None or not len(dataset.validation):
         raise UserError(
             f"No image of '{base.data.name}' is held out to compare runs on: raise data.validation."

@@ -2,5 +2,6 @@
 
 from sfumato.privacy.accounting.accountants import Step, epsilon
 from sfumato.privacy.accounting.budget import batch_for, noise_multiplier_for, steps_for
+from sfumato.privacy.accounting.selection import Selection
 
-__all__ = ["Step", "batch_for", "epsilon", "noise_multiplier_for", "steps_for"]
+__all__ = ["Selection", "Step", "batch_for", "epsilon", "noise_multiplier_for", "steps_for"]
