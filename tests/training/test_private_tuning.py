@@ -24,7 +24,8 @@ from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.training import private_tuning, run_score
 from sfumato.training.loop import Loop
-from sfumato.training.private_tuning import BEST, RECORD, WORK, Best, Question, ask, tune_privately
+from sfumato.training.private_question import Question, ask
+from sfumato.training.private_tuning import BEST, RECORD, WORK, Best, tune_privately
 from sfumato.training.proposals import Choice, Range, drawn
 from sfumato.training.run_score import Score
 from tiny_run import TINY

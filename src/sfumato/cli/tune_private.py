@@ -14,7 +14,8 @@ from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato.recipe import Recipe
-    from sfumato.training.private_tuning import Best, Question
+    from sfumato.training.private_question import Question
+    from sfumato.training.private_tuning import Best
     from sfumato.training.proposals import Choice
 
 MEAN = 10.0
@@ -90,7 +91,8 @@ def run(recipe: Recipe, choices: Mapping[str, Choice], options: Options, place: 
     """
     from sfumato.cli.training_progress import console
     from sfumato.training.loop import Stopped
-    from sfumato.training.private_tuning import ask, tune_privately
+    from sfumato.training.private_question import ask
+    from sfumato.training.private_tuning import tune_privately
 
     question = ask(
         recipe, choices, mean=MEAN if options.mean is None else options.mean,
