@@ -12,9 +12,11 @@ import pytest
 from scipy import stats
 
 from sfumato import version
+from sfumato.errors import UserError
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
+from sfumato.privacy.accounting.selection import Selection
 from sfumato.privacy.chapters import statement
 from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.privacy.statement import delta_warning, meaning, threat_model, upwards
@@ -145,3 +147,51 @@ def test_the_attacker_is_said_to_be_unable_to_break_the_cipher(unit: str) -> Non
     said = " ".join(threat_model(unit).split())
     assert "cannot break the cipher ChaCha20" in said
     assert "unlimited" not in said
+
+
+@pytest.mark.parametrize("noise", [None, 4.0])
+def test_the_best_of_several_runs_states_the_cost_of_the_choice(noise: float | None) -> None:
+    selection = Selection(10.0, "poisson", noise)
+    steps, before = (Step(0.01, 2.0, 100),), (Step(0.01, 2.0, 7),)
+    found = Guarantee.accounted(
+        steps=steps, start_steps=before, delta=1e-5, accountant="rdp", selection=selection,
+        data="digits", examples=1000, start="From a run.",
+    )  # fmt: skip
+    total = selection.epsilon(steps, delta=1e-5, before=before)
+    assert found.epsilon == {"rdp": total} and found.spent == total
+    assert found.group_epsilon[2] == found.epsilon_of(2) > 2 * total
+    assert found.run_epsilon["rdp"] == accountants.epsilon(
+        [*before, *steps], delta=1e-5, accountant="rdp"
+    )
+    assert Guarantee.from_dict(found.to_dict()) == found
+    text = " ".join(statement(found).split())
+    assert f"**({upwards(total)}, 1e-05)-differential privacy**" in text
+    assert "(Poisson distribution, mean 10); ε above counts that" in text
+    assert f"{upwards(found.run_epsilon['pld'], places=4)} by PLD" in text
+    assert "with mean 10.0 and shape infinity, by RDP" in text
+    assert ("declared to be public" in text) == (noise is None)
+    assert ("Gaussian noise of standard deviation 4" in text) == (noise is not None)
+    assert "PLD of a mixture of Gaussians" not in text
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"mean": 0.5},
+        {"mean": "10"},
+        {"mean": True},
+        {"distribution": "uniform"},
+        {"distribution": ["poisson"]},
+        {"score_noise": -1.0},
+        {"score_noise": "4"},
+        {"runs": 7},
+    ],
+)
+def test_an_edited_choice_is_refused(edited: dict[str, Any]) -> None:
+    content = Guarantee.accounted(
+        steps=STEPS, delta=1e-5, accountant="rdp", selection=Selection(10.0), data="digits"
+    ).to_dict()
+    with pytest.raises(UserError, match="damaged or was edited"):
+        Guarantee.from_dict({**content, "selection": {**content["selection"], **edited}})
+    with pytest.raises(UserError):
+        Selection.of({"selection": {**content["selection"], **edited}})

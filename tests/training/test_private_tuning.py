@@ -389,7 +389,3 @@ def test_settings_are_drawn_from_the_whole_space() -> None:
     assert ends[0] == {"a": 1.0, "b": 1, "c": "x", "d": -1.0}
     assert ends[1] == {"a": 100.0, "b": 3, "c": "y", "d": 1.0}
     assert drawn(choices, [0.5] * 4) == {"a": 10.0, "b": 2, "c": "y", "d": 0.0}
-    stream = Randomness(bytes(32), False).stream(1, "settings")
-    uniforms = stream.uniforms(4000)
-    assert all(0 <= u < 1 for u in uniforms) and abs(np.mean(uniforms) - 0.5) < 0.02
-    assert len(set(uniforms)) == 4000

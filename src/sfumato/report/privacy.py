@@ -11,7 +11,9 @@ from sfumato.privacy.statement import LARGE, delta_warning, factor, meaning, rel
 from sfumato.run import Run
 from sfumato.text import power
 
-QUOTED = ("Several images of one person", "Against whom", "Where the first weights came from")
+QUOTED = (
+    chapters.CHOICE, "Several images of one person", "Against whom", chapters.START,
+)  # fmt: skip
 """Chapters of a run's statement that pages and cards show as they are."""
 
 

@@ -147,3 +147,14 @@ def test_copies_of_batches_draw_for_themselves(randomness: Randomness | None) ->
 def test_a_key_is_not_shown() -> None:
     fresh = Randomness.fresh()
     assert repr(fresh.key) not in repr(fresh) and fresh.key.hex() not in repr(fresh)
+
+
+def test_uniform_numbers_are_those_of_the_stream_and_fill_the_interval() -> None:
+    stream = Randomness(bytes(32), False).stream(1, "number")
+    first, others = stream.uniforms(1), stream.uniforms(4000)
+    again = Randomness(bytes(32), False).stream(1, "number")
+    assert again.uniforms(1) == first and again.uniforms(4000) == others, "the same, in order"
+    assert first[0] not in others and len(set(others)) == 4000
+    assert all(0 <= u < 1 and (u * 2**53).is_integer() for u in others)
+    counts = [sum(k / 8 <= u < (k + 1) / 8 for u in others) for k in range(8)]
+    assert all(abs(count - 500) < 100 for count in counts)
