@@ -101,9 +101,7 @@ def train(
         recipe = recipe.replace({"data.channels": donor.description.channels})
         dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
         reporter.say(_GREY)
-    plan = setup.plan(
-        recipe, dataset.train.examples, before=origin.before, selection=selection
-    )
+    plan = setup.plan(recipe, dataset.train.examples, before=origin.before, selection=selection)
     seed = recipe.training.seed
     randomness = Randomness.shared() if seed is None else origin.seeded_randomness(seed)
     model = setup.build_model(recipe, dataset, randomness, donor, trust=trust)
@@ -258,9 +256,7 @@ def _resume(
         raise UserError(
             f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
         ) from None
-    plan = setup.plan(
-        recipe, dataset.train.examples, before=origin.before, selection=selection
-    )
+    plan = setup.plan(recipe, dataset.train.examples, before=origin.before, selection=selection)
     physical = int(header.get("physical_batch", 0))
     expected = _header(recipe, plan, dataset, randomness, physical, origin)
     refuse_changes(folder, header, expected, recipe)

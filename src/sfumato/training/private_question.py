@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.data.catalogue import canonical
+from sfumato.data.units import IMAGE
 from sfumato.distributed.ranks import Ranks
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import Step, merge
@@ -116,11 +117,16 @@ def ask(
             "data.split_rule = stratified: leaving one image out would move others between those "
             "trained on and those held out to compare runs on. Use independent, or --score-data."
         )
+    elif base.data.unit != IMAGE:
+        raise UserError(
+            f"Runs are compared by a count of images, of which one {base.data.unit} may have "
+            "several: give images outside the guarantee with --score-data."
+        )
     elif dataset.validation is None or not len(dataset.validation):
         raise UserError(
             f"No image of '{base.data.name}' is held out to compare runs on: raise data.validation."
         )
-    plan = setup.plan(base, len(dataset.train), before=before, selection=selection)
+    plan = setup.plan(base, dataset.train.examples, before=before, selection=selection)
     steps = merge(plan.history(plan.steps))
     if not score_data:
         selection = replace(selection, score_noise=covered_score_noise(steps))

@@ -122,7 +122,7 @@ def tune(
         if cheaper > 1:
             donor = start.open_donor(chosen, trust_code=trust_code)
             before = donor.origin.before if donor else ()
-            examples = len(dataset_of(chosen.data, root=root).train)
+            examples = dataset_of(chosen.data, root=root).train.examples
             chosen = lighter(chosen, examples, cheaper, before=before)
         where = out / _name(settings)
         try:
