@@ -10,7 +10,7 @@ import pytest
 from data_layouts import write_folder, write_image
 from PIL import Image
 
-from sfumato.data import decoding, load
+from sfumato.data import decode_block, load
 from sfumato.data.cache import forget
 from sfumato.errors import UserError
 from sfumato.recipes import for_data
@@ -410,8 +410,8 @@ def test_second_start_reads_the_cache(tmp_path, monkeypatch, cache):
     root = two_classes(tmp_path)
     first = load(root, validation=0.3)
     assert isinstance(first.train.images, np.memmap) and first.train.images.flags.c_contiguous
-    monkeypatch.setattr(decoding, "read", None)
-    monkeypatch.setattr(decoding, "read_header", None)
+    monkeypatch.setattr(decode_block, "read", None)
+    monkeypatch.setattr(decode_block, "read_header", None)
     second = load(root, validation=0.3)
     for a, b in zip(first.parts().values(), second.parts().values(), strict=True):
         assert np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels)

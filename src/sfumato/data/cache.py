@@ -2,27 +2,39 @@
 
 An entry is a `.npy` file with a `.json` file beside it that is written last: an entry without its
 `.json` does not count, so a process that is killed leaves nothing that could be mistaken for data.
+While an entry is written its rows are in a `.partial` file, and a `.journal` beside it names the
+blocks of rows that are on the disk, so that work that was interrupted goes on where it stopped.
 The files can be read by their owner only, since they are copies of images that may be private.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import struct
-import tempfile
+import sys
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sfumato.data.imageset import Array
-from sfumato.io import json_lines
+from sfumato.io import json_lines, locks
+from sfumato.io.atomic import write_whole
 
-_HEADER_BYTES = 128
+HEADER_BYTES = 128
 _SUBFOLDER = "decoded"
+_SUFFIXES = (".json", ".npy", ".partial", ".journal")
+_BETWEEN_SYNCS = 5.0
+_SPARE_BYTES = 1 << 26
+"""Room to leave on the disk for everything else."""
+
+_CHUNK_BYTES = 1 << 24
 
 
 def open_entry(folder: Path, key: str) -> tuple[Array, dict[str, Any]] | None:
@@ -37,71 +49,185 @@ def open_entry(folder: Path, key: str) -> tuple[Array, dict[str, Any]] | None:
     return array, description
 
 
-def store_entry(
-    folder: Path,
-    key: str,
-    rows: Iterator[Array],
-    shape: tuple[int, ...],
-    description: dict[str, Any],
-) -> Array:
-    """Write rows of bytes to the cache one after another and return them as a memory map.
-
-    Args:
-        folder: the cache.
-        key: the entry's name.
-        rows: arrays of ``shape``.
-        shape: shape of one row.
-        description: JSON values to store with the array; it may be filled while rows are written.
+@contextmanager
+def being_written(folder: Path, key: str) -> Iterator[Unfinished]:
+    """An entry to write, by this process alone; another one that writes it is waited for.
 
     Raises:
-        OSError: the cache cannot be written, or the disk is full; nothing is left behind.
+        OSError: the cache cannot be written.
     """
     home = folder / _SUBFOLDER
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    count = 0
-    handle, partial = tempfile.mkstemp(suffix=".partial", dir=home)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(bytes(_HEADER_BYTES))
-            for row in rows:
-                file.write(np.ascontiguousarray(row, dtype=np.uint8).data)
-                count += 1
-            file.seek(0)
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(locks.alone(home / key))
+        except locks.InUse:
+            print("Waiting for another process that decodes the same images.", file=sys.stderr)
+            lock.enter_context(locks.alone(home / key, wait=True))
+        yield Unfinished(home, key)
+
+
+class Unfinished:
+    """An entry whose rows are written in any order, block by block, perhaps by several processes.
+
+    Attributes:
+        path: the file that rows are written to, the first one at byte `HEADER_BYTES`.
+    """
+
+    def __init__(self, home: Path, key: str) -> None:
+        """Name an entry; nothing is written yet."""
+        self.path = home / f"{key}.partial"
+        self._journal = home / f"{key}.journal"
+        self._home, self._key = home, key
+        self._unsynced: list[str] = []
+        self._synced = time.monotonic()
+
+    def earlier(self) -> dict[str, Any]:
+        """What was said to `begin` by a process that was interrupted; empty if there was none."""
+        found = self._records()
+        return found[0] if found else {}
+
+    def begin(self, rows: int, shape: tuple[int, ...], about: dict[str, Any]) -> dict[int, Any]:
+        """Make room for the rows, or go on with those that were written before.
+
+        Args:
+            rows: number of rows.
+            shape: shape of one row.
+            about: JSON values that earlier rows must have been written with; ``of`` names what is
+                decoded, and other unfinished entries of that name are removed.
+
+        Returns:
+            The records of blocks that are on the disk, by their numbers.
+
+        Raises:
+            OSError: the cache cannot be written or has no room; nothing is left behind.
+        """
+        total = HEADER_BYTES + rows * int(np.prod(shape))
+        first = {**about, "bytes": total}
+        records = self._records()
+        if records and records[0] == first:
+            return {int(record["block"]): record["seen"] for record in records[1:]}
+        self.discard()
+        self._drop_others(about.get("of"), (".journal", ".partial"))
+        if total + _SPARE_BYTES > shutil.disk_usage(self._home).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with _private(self.path) as file:
+            file.truncate(total)
+        with _private(self._journal) as file:
+            file.write(json.dumps(first).encode() + b"\n")
+        return {}
+
+    def record(self, block: int, seen: dict[str, Any]) -> None:
+        """Note that the rows of a block are written; every few seconds such notes are kept.
+
+        Rows are on the disk before their block is in the journal.
+        """
+        self._unsynced.append(json.dumps({"block": block, "seen": seen}))
+        if time.monotonic() - self._synced >= _BETWEEN_SYNCS:
+            self.keep()
+
+    def keep(self) -> None:
+        """Bring what is written to the disk, and note it in the journal."""
+        if self._unsynced:
+            _sync(self.path)
+            with open(self._journal, "ab") as file:
+                file.write("".join(f"{line}\n" for line in self._unsynced).encode())
+            self._unsynced.clear()
+        self._synced = time.monotonic()
+
+    def finish(self, kept: Array, shape: tuple[int, ...], description: dict[str, Any]) -> Array:
+        """Turn the rows into an entry and return them as a memory map.
+
+        Args:
+            kept: one flag per row; the other rows are left out.
+            shape: shape of one row.
+            description: JSON values to store with the array.
+        """
+        count = int(kept.sum())
+        self._journal.unlink()  # From here on the rows may move.
+        if count < len(kept):
+            rows = np.memmap(self.path, np.uint8, "r+", HEADER_BYTES, (len(kept), *shape))
+            moved_together(rows, kept)
+            rows.flush()
+            del rows
+        with open(self.path, "r+b") as file:
             file.write(_npy_header((count, *shape)))
-        os.replace(partial, home / f"{key}.npy")
-        handle, partial = tempfile.mkstemp(suffix=".partial", dir=home)
-        with os.fdopen(handle, "w", encoding="utf-8") as text:
-            json.dump({**description, "shape": [count, *shape]}, text)
-        os.replace(partial, home / f"{key}.json")
-        _drop_older(home, key, description.get("of"))
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(partial)
-    array: Array = np.load(home / f"{key}.npy", mmap_mode="r", allow_pickle=False)
-    return array
+            file.truncate(HEADER_BYTES + count * int(np.prod(shape)))
+        _sync(self.path)
+        place = self._home / f"{self._key}.npy"
+        os.replace(self.path, place)
+        text = json.dumps({**description, "shape": [count, *shape]})
+        write_whole(place.with_suffix(".json"), text.encode(), mode=0o600)
+        self._drop_others(description.get("of"), (".json", ".npy"))
+        array: Array = np.load(place, mmap_mode="r", allow_pickle=False)
+        return array
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        for path in (self._journal, self.path):
+            path.unlink(missing_ok=True)
+        self._unsynced.clear()
+
+    def _records(self) -> list[dict[str, Any]]:
+        """The lines of the journal, the first of which is about all; none if rows are missing."""
+        try:
+            records = [json_lines.parse(line) for _, line in json_lines.read(self._journal)]
+            whole = bool(records) and self.path.stat().st_size == records[0]["bytes"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return []
+        return records if whole else []
+
+    def _drop_others(self, kind: str | None, suffixes: tuple[str, str]) -> None:
+        """Remove entries of the same data with the same options that are of another time."""
+        about, rows = suffixes
+        for path in self._home.glob(f"*{about}") if kind else ():
+            if path.stem == self._key:
+                continue
+            with suppress(OSError, ValueError, IndexError, locks.InUse):
+                if json_lines.parse(json_lines.read(path)[0][1]).get("of") == kind:
+                    with locks.alone(path.with_suffix("")):
+                        path.unlink()
+                        path.with_suffix(rows).unlink()
 
 
-def _drop_older(home: Path, key: str, kind: str | None) -> None:
-    """Remove entries that were decoded from the same folder with the same options before."""
-    for path in home.glob("*.json") if kind else ():
-        with suppress(OSError, ValueError):
-            if path.stem != key and json_lines.parse(path.read_text("utf-8")).get("of") == kind:
-                path.unlink()
-                path.with_suffix(".npy").unlink()
+def moved_together(rows: Array, kept: Array) -> None:
+    """Move the rows that are kept to the beginning, in their order and in little memory."""
+    step = max(1, _CHUNK_BYTES // max(1, rows[:1].nbytes))
+    count = 0
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step][kept[start : start + step]]
+        rows[count : count + len(block)] = block
+        count += len(block)
 
 
 def forget(folder: Path) -> int:
     """Remove every entry and return the bytes that they took."""
     home, freed = folder / _SUBFOLDER, 0
     for path in sorted(home.iterdir()) if home.is_dir() else ():
-        if path.suffix in (".json", ".npy", ".partial"):
-            freed += path.stat().st_size
+        if path.suffix in _SUFFIXES:
+            status = path.stat()  # A partial file has holes, and Windows does not count blocks.
+            freed += min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
             path.unlink()
     return freed
+
+
+def _private(path: Path) -> Any:
+    """A new file that its owner alone can read, open for writing."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _npy_header(shape: tuple[int, ...]) -> bytes:
     """A version 1.0 `.npy` header of one fixed length, so it can be written after the rows."""
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}"
-    length = _HEADER_BYTES - 10
+    length = HEADER_BYTES - 10
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", length) + f"{text:<{length - 1}}\n".encode()

@@ -1,7 +1,8 @@
-"""Decoding of one image file to an array of bytes, for any mode, depth, rotation and size."""
+"""Decoding of one image to an array of bytes, for any mode, depth, rotation and size."""
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +26,6 @@ _GREY_MODES = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I
 _SIXTEEN_BIT_MODES = frozenset(("I", "I;16", "I;16L", "I;16B", "I;16N"))
 
 
-class UnreadableError(Exception):
-    """An image that cannot be decoded; the message is the reason."""
-
-
 class Header(NamedTuple):
     """Size and kind of an image from the first bytes of its file, after rotation."""
 
@@ -37,25 +34,38 @@ class Header(NamedTuple):
     grey: bool
 
 
+class UnreadableError(Exception):
+    """An image that cannot be decoded; the message is the reason.
+
+    Attributes:
+        header: what its first bytes say, if they can be read.
+    """
+
+    def __init__(self, reason: str, header: Header | None = None) -> None:
+        """Give the reason, and the header if there is one."""
+        super().__init__(reason)
+        self.header = header
+
+
 class Read(NamedTuple):
     """A decoded image, with properties of its file.
 
     Attributes:
         pixels: ``(channels, height, width)`` bytes.
-        size: height and width in the file, with its rotation taken into account.
+        header: size and kind in the file, with its rotation taken into account.
         highest: the largest value of a 16-bit image; None for others.
     """
 
     pixels: Array
-    size: tuple[int, int]
+    header: Header
     highest: int | None
 
 
-def read_header(path: Path) -> Header:
+def read_header(content: Path | BytesIO) -> Header:
     """Size and kind of an image, without decoding its pixels."""
     try:
-        with Image.open(path) as image:
-            return Header(*_upright_size(image), _is_grey(image))
+        with Image.open(content) as image:
+            return _header(image)
     except MemoryError:
         raise
     except Exception as error:
@@ -67,28 +77,29 @@ def decode(path: Path, *, size: tuple[int, int], channels: int, bits: int) -> Ar
     return read(path, size=size, channels=channels, bits=bits).pixels
 
 
-def read(path: Path, *, size: tuple[int, int], channels: int, bits: int) -> Read:
-    """An image as bytes, with properties of its file.
+def read(content: Path | BytesIO, *, size: tuple[int, int], channels: int, bits: int) -> Read:
+    """An image, in a file or in memory, as bytes with properties of its file.
 
     The EXIF rotation is applied; transparency becomes white; 16-bit grey is scaled so that the
     largest value of ``bits`` bits is white (a constant: images are never stretched to their own
     range); of an animation the first frame is taken. Another size is reached by scaling until the
     image covers ``size`` (bilinear, with antialiasing) and cropping the centre.
     """
+    header = None
     try:
-        with Image.open(path) as image:
-            found = _upright_size(image)
+        with Image.open(content) as image:
+            header = _header(image)
             height, width = size
             if image.format == "JPEG":
                 side = 2 * max(height, width)
                 image.draft(None, (side, side))
             image.load()
             pixels, highest = planes_of(image, size=size, channels=channels, bits=bits)
-            return Read(pixels, found, highest)
+            return Read(pixels, header, highest)
     except MemoryError:
         raise
     except Exception as error:
-        raise UnreadableError(_reason(error)) from error
+        raise UnreadableError(_reason(error), header) from error
 
 
 def planes_of(
@@ -162,9 +173,10 @@ def depth_note(highest: int, bits: int) -> str | None:
     )
 
 
-def _upright_size(image: Image.Image) -> tuple[int, int]:
+def _header(image: Image.Image) -> Header:
     width, height = image.size
-    return (width, height) if _on_its_side(image) else (height, width)
+    upright = (width, height) if _on_its_side(image) else (height, width)
+    return Header(*upright, _is_grey(image))
 
 
 def _on_its_side(image: Image.Image) -> bool:

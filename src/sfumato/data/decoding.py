@@ -1,25 +1,30 @@
-"""Decoding of many image files to one cached array, by a thread pool."""
+"""Decoding of many images to one array, on all cores: in the user's cache, or in memory."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Container, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import PIL
 
-from sfumato.data import locate
-from sfumato.data.cache import open_entry, store_entry
-from sfumato.data.decode import Header, Read, UnreadableError, depth_note, read, read_header
+from sfumato.data import limits, locate, worker
+from sfumato.data.cache import HEADER_BYTES, Unfinished, being_written, moved_together, open_entry
+from sfumato.data.decode import depth_note
+from sfumato.data.decode_block import Form, Observations, decode_block, look_at_block
+from sfumato.data.image_files import BLOCK, Block, ImageFiles
 from sfumato.data.imageset import Array
 from sfumato.data.progress_bar import progress
+from sfumato.data.workers import cores, processes, spread
 from sfumato.errors import UserError
+
+Answer = TypeVar("Answer")
 
 LARGEST_KEPT_SIDE = 64
 """Images that all have one size keep it if no side is longer than this."""
@@ -28,8 +33,12 @@ MIXED_SIZE = 64
 """Images of several sizes, or larger ones, become squares of this side unless a size is given."""
 
 _FORMAT = 2
-_WINDOW = 256
 _MOST_NAMED = 10
+_WORTH_PROCESSES = 4096
+"""Images from which on processes pay, which take a third of a second to start."""
+
+_WORTH_WORDS = 1 << 28
+"""Bytes from which on the size of the cached copy is said before it is written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +46,8 @@ class Decoded:
     """The images that could be read.
 
     Attributes:
-        images: ``(N, C, H, W)`` uint8 in the order of the files.
-        kept: one flag per file, true if it is among the images.
+        images: ``(N, C, H, W)`` uint8 in the order that was asked for.
+        kept: one flag per place of that order, true if its image is among the images.
         notes: decisions, in sentences for the user.
     """
 
@@ -47,24 +56,43 @@ class Decoded:
     notes: tuple[str, ...]
 
 
-@dataclass
-class _Seen:
-    """Observations made while files were read.
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Images to decode, in an order, and what was asked for."""
 
-    Attributes:
-        sizes: heights and widths of the images in their files.
-        highest: the largest value of 16-bit images.
-        unreadable: reasons why files could not be read, by their positions.
-    """
+    files: ImageFiles
+    order: Array
+    size: tuple[int, int] | None
+    channels: int | None
+    bits: int
+    skip_unreadable: bool
 
-    sizes: set[tuple[int, int]] = field(default_factory=set)
-    highest: int = 0
-    unreadable: dict[int, UnreadableError] = field(default_factory=dict)
+    def form(self, seen: Observations) -> Form:
+        """The form of the images: as asked for, else as their headers suggest."""
+        size = self.size or _choose_size(seen.headers)
+        return Form(size, self.channels or (1 if seen.grey else 3), self.bits)
+
+    def kind(self, form: Form) -> str:
+        """A digest of data and options that does not depend on the state of the files."""
+        root = str(self.files.root().resolve())
+        text = repr((root, form.size, form.channels, self.bits, self.skip_unreadable))
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
+
+    def key(self) -> str:
+        """A digest of everything that the decoded array depends on."""
+        root = str(self.files.root().resolve())
+        asked = (self.size, self.channels, self.bits, self.skip_unreadable)
+        digest = hashlib.sha256()
+        options = repr((_FORMAT, PIL.__version__, root, *asked))
+        digest.update(options.encode("utf-8", "surrogateescape"))
+        for state in self.files.state(self.order):
+            digest.update(state)
+        return digest.hexdigest()[:40]
 
 
-def decode_files(
-    root: Path,
-    files: Sequence[str],
+def decode_images(
+    files: ImageFiles,
+    order: Array,
     *,
     size: tuple[int, int] | None,
     channels: int | None,
@@ -72,170 +100,217 @@ def decode_files(
     skip_unreadable: bool,
     cache: bool = True,
 ) -> Decoded:
-    """Decode files below ``root``; size and channels are chosen from their headers if not given.
+    """Decode images; size and channels are chosen from their headers if not given.
 
     Size: the common size of all images if they have one and no side is over 64, otherwise 64×64.
     Channels: 1 if every image is grey, otherwise 3. Both choices look at all the images; where even
     that should not depend on private data, give them.
+
+    Args:
+        files: where the images are.
+        order: positions of all of them in the order of the result.
+        size: height and width to bring them to.
+        channels: 1 or 3.
+        bits: bits that count in 16-bit images.
+        skip_unreadable: leave out what cannot be read.
+        cache: keep the result in the user's cache, and take it from there.
     """
-    folder = locate.cache_folder()
-    key = _key(root, files, size, channels, bits, skip_unreadable) if cache else ""
-    entry = open_entry(folder, key) if cache else None
-    if entry is not None:
-        return _decoded(entry[0], len(files), entry[1])
+    work = _Work(files, order, size, channels, bits, skip_unreadable)
+    if not cache:
+        return _in_memory(work)
+    folder, key = locate.cache_folder(), work.key()
+    if (entry := open_entry(folder, key)) is not None:
+        return _decoded(entry[0], len(order), entry[1])
+    try:
+        with being_written(folder, key) as unfinished:
+            if (entry := open_entry(folder, key)) is not None:  # Another process was faster.
+                return _decoded(entry[0], len(order), entry[1])
+            return _in_cache(work, unfinished)
+    except OSError as error:
+        return _despite(work, folder, error)
 
-    damaged: dict[int, UnreadableError] = {}
-    own_size = size is None
-    if size is None or channels is None:
-        headers = _read_headers(root, files, damaged)
-        if not headers:
-            _refuse(root, files, damaged, skip_unreadable)
-        size = size or _choose_size(headers)
-        channels = channels or (1 if all(header.grey for header in headers) else 3)
-    shape = (channels, *size)
-    work = partial(_try_read, size=size, channels=channels, bits=bits)
-    description: dict[str, Any] = {"of": _kind(root, size, channels, bits, skip_unreadable)}
 
-    def rows() -> Iterator[Array]:
-        seen = _Seen(unreadable=dict(damaged))
-        yield from _decode_rows(root, files, work, seen)
-        if len(seen.unreadable) == len(files) or not skip_unreadable:
-            _refuse(root, files, seen.unreadable, skip_unreadable)
-        notes = (_size_note(seen.sizes, size, own=own_size), depth_note(seen.highest, bits))
-        description["notes"] = [note for note in notes if note]
-        description["skipped"] = sorted(seen.unreadable)
+def _in_cache(work: _Work, entry: Unfinished) -> Decoded:
+    """Decode into a new entry of the cache, or go on with one that was interrupted."""
+    before = entry.earlier().get("form")
+    form = Form.from_json(before) if before else work.form(_first_headers(work))
+    while True:
+        seen = _into_entry(work, form, entry)
+        if refused := _refusal(work, seen):
+            entry.discard()
+            raise refused
+        if (right := work.form(seen)) == form:
+            break
+        form = right  # The headers of all images decide, and now they are known.
+    description = _description(work, form, seen)
+    try:
+        images = entry.finish(_kept(len(work.order), description), form.shape, description)
+    except OSError:
+        entry.discard()
+        raise
+    return _decoded(images, len(work.order), description)
 
-    trouble = []
-    if cache:
+
+def _into_entry(work: _Work, form: Form, entry: Unfinished) -> Observations:
+    about = {"of": work.kind(form), "form": form.to_json(), "block": BLOCK}
+    done = entry.begin(len(work.order), form.shape, about)
+    _announce(work, form, entry.path.parent)
+    seen = Observations()
+    for record in done.values():
+        seen.add(Observations.from_json(record))
+    before = seen.images
+    target = {"form": form.to_json(), "target": str(entry.path), "offset": HEADER_BYTES}
+    with ExitStack() as stack:
+        several = cores() > 1 and len(work.order) >= _WORTH_PROCESSES
+        call = stack.enter_context(processes()) if several else worker.work
         try:
-            images = store_entry(folder, key, rows(), shape, description)
-            return _decoded(images, len(files), description)
-        except OSError as error:
-            trouble.append(
-                f"The decoded images could not be kept in the cache {folder} "
-                f"({error.strerror or error}); they are decoded again at every start."
-            )
-    stacked = np.empty((len(files) - len(damaged), *shape), dtype=np.uint8)
-    count = 0
-    for count, row in enumerate(rows(), start=1):
-        stacked[count - 1] = row
-    description["notes"] += trouble
-    return _decoded(stacked[:count], len(files), description)
+            for number, record in _finished(
+                work, lambda block: call({**target, "block": block}), done, before
+            ):
+                entry.record(number, record)
+                seen.add(Observations.from_json(record))
+        except OSError:  # Of the cache: what cannot be read of the images is no such error.
+            entry.discard()
+            raise
+        finally:
+            entry.keep()
+    return seen
+
+
+def _in_memory(work: _Work, notes: tuple[str, ...] = ()) -> Decoded:
+    """Decode into memory, for a cache that is not wanted or cannot be written."""
+    form = work.form(_first_headers(work))
+    while True:
+        rows = np.empty((len(work.order), *form.shape), dtype=np.uint8)
+        seen = Observations()
+        for _, found in _finished(work, partial(decode_block, form=form, write=rows.__setitem__)):
+            seen.add(found)
+        if refused := _refusal(work, seen):
+            raise refused
+        if (right := work.form(seen)) == form:
+            break
+        form = right
+    description = _description(work, form, seen)
+    kept = _kept(len(work.order), description)
+    if not kept.all():
+        moved_together(rows, kept)
+    description["notes"] += notes
+    return _decoded(rows[: kept.sum()], len(work.order), description)
+
+
+def _despite(work: _Work, folder: Path, error: OSError) -> Decoded:
+    """Decode into memory what the cache cannot hold, if it is not too much for that.
+
+    Raises:
+        UserError: it is.
+    """
+    reason = error.strerror or str(error)
+    form = work.form(_first_headers(work))
+    size = len(work.order) * int(np.prod(form.shape))
+    if size > limits.gibibytes() * 2**30:
+        raise UserError(
+            f"The decoded images take {limits.bytes_in_words(size)}, which cannot be written to "
+            f"{folder} ({reason}). Make room there (`sfumato data forget` removes decoded images), "
+            f"choose another folder with {locate.CACHE_VARIABLE}=FOLDER, or smaller images with "
+            f"--size. Only up to {limits.gibibytes():g} GiB ({limits.VARIABLE}) are held in memory "
+            "instead."
+        ) from error
+    note = (
+        f"The decoded images could not be kept in the cache {folder} ({reason}); they are decoded "
+        f"again at every start. {locate.CACHE_VARIABLE}=FOLDER chooses another folder."
+    )
+    return _in_memory(work, (note,))
+
+
+def _finished(
+    work: _Work, call: Callable[[Block], Answer], done: Container[int] = (), before: int = 0
+) -> Iterator[tuple[int, Answer]]:
+    """Numbers and answers of the blocks that are not done yet, with a bar of their progress.
+
+    Args:
+        work: the images.
+        call: decodes a block.
+        done: numbers of the blocks that are done.
+        before: number of images of these.
+    """
+    numbered = enumerate(work.files.blocks(work.order))
+    left = (job for job in numbered if job[0] not in done)
+    with progress("decoding images", len(work.order), done=before) as advance:
+        for (number, block), found in spread(left, lambda job: call(job[1]), cores()):
+            advance(len(block.rows))
+            yield number, found
+
+
+def _first_headers(work: _Work) -> Observations:
+    """The headers of the first block, from which the form of all is guessed."""
+    if work.size is not None and work.channels is not None:
+        return Observations()
+    return look_at_block(next(iter(work.files.blocks(work.order)), Block("", [], [], [])))
+
+
+def _announce(work: _Work, form: Form, folder: Path) -> None:
+    """Say how large the copy in the cache will be, if it is large."""
+    size = len(work.order) * int(np.prod(form.shape))
+    if size >= _WORTH_WORDS:
+        print(
+            f"Decoding {len(work.order):,} images to {limits.bytes_in_words(size)} in {folder}, "
+            "readable by you alone; `sfumato data forget` removes them.",
+            file=sys.stderr,
+        )
+
+
+def _description(work: _Work, form: Form, seen: Observations) -> dict[str, Any]:
+    """What is stored with the decoded images."""
+    own = work.size is None
+    notes = (_size_note(seen.sizes, form.size, own=own), depth_note(seen.highest, work.bits))
+    return {
+        "of": work.kind(form),
+        "notes": [note for note in notes if note],
+        "skipped": sorted(seen.unreadable),
+    }
+
+
+def _kept(count: int, description: dict[str, Any]) -> Array:
+    kept = np.ones(count, dtype=bool)
+    kept[description["skipped"]] = False
+    return kept
 
 
 def _decoded(images: Array, count: int, description: dict[str, Any]) -> Decoded:
-    kept = np.ones(count, dtype=bool)
-    kept[description["skipped"]] = False
-    return Decoded(images, kept, tuple(description["notes"]))
+    return Decoded(images, _kept(count, description), tuple(description["notes"]))
 
 
-def _kind(root: Path, *options: object) -> str:
-    """The part of a cache key that does not depend on the state of the files."""
-    text = repr((str(root.resolve()), *options))
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
-
-
-def _key(
-    root: Path,
-    files: Sequence[str],
-    size: tuple[int, int] | None,
-    channels: int | None,
-    bits: int,
-    skip_unreadable: bool,
-) -> str:
-    digest = hashlib.sha256()
-    options = (_FORMAT, PIL.__version__, str(root.resolve()), size, channels, bits, skip_unreadable)
-    digest.update(repr(options).encode("utf-8", "surrogateescape"))
-    for file in files:
-        try:
-            status = os.stat(root / file)
-            state = (file, status.st_size, status.st_mtime_ns)
-        except OSError:
-            state = (file, -1, -1)
-        digest.update(repr(state).encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:40]
-
-
-def _read_headers(
-    root: Path, files: Sequence[str], unreadable: dict[int, UnreadableError]
-) -> list[Header]:
-    headers = []
-    for position, result in _parallel(_try_header, root, files, "reading image sizes"):
-        if isinstance(result, Header):
-            headers.append(result)
-        else:
-            unreadable[position] = result
-    return headers
-
-
-def _decode_rows(root: Path, files: Sequence[str], work: Any, seen: _Seen) -> Iterator[Array]:
-    positions = [position for position in range(len(files)) if position not in seen.unreadable]
-    chosen = [files[position] for position in positions]
-    for index, result in _parallel(work, root, chosen, "decoding images"):
-        if isinstance(result, Read):
-            seen.sizes.add(result.size)
-            seen.highest = max(seen.highest, result.highest or 0)
-            yield result.pixels
-        else:
-            seen.unreadable[positions[index]] = result
-
-
-def _try_header(path: Path) -> Header | UnreadableError:
-    try:
-        return read_header(path)
-    except UnreadableError as error:
-        return error
-
-
-def _try_read(
-    path: Path, *, size: tuple[int, int], channels: int, bits: int
-) -> Read | UnreadableError:
-    try:
-        return read(path, size=size, channels=channels, bits=bits)
-    except UnreadableError as error:
-        return error
-
-
-def _parallel(work: Any, root: Path, files: Sequence[str], label: str) -> Iterator[tuple[int, Any]]:
-    """Results in the order of the files, with no more than a window of them held at a time."""
-    workers = min(16, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers) as pool, progress(label, len(files)) as advance:
-        for start in range(0, len(files), _WINDOW):
-            window = [root / file for file in files[start : start + _WINDOW]]
-            yield from enumerate(pool.map(work, window), start)
-            advance(len(window))
-
-
-def _refuse(
-    root: Path,
-    files: Sequence[str],
-    unreadable: dict[int, UnreadableError],
-    skip_unreadable: bool,
-) -> None:
-    """Raise a `UserError` that names the unreadable files, or says that none can be read."""
-    if skip_unreadable:
-        raise UserError(f"None of the {len(files)} images in {root} can be read.")
-    named = sorted(f"{root / files[at]} ({error})" for at, error in unreadable.items())
+def _refusal(work: _Work, seen: Observations) -> UserError | None:
+    """An error that names the unreadable images, or says that none can be read."""
+    count, files = len(work.order), work.files
+    if work.skip_unreadable:
+        if len(seen.unreadable) < count:
+            return None
+        return UserError(f"None of the {count} images in {files.root()} can be read.")
+    if not seen.unreadable:
+        return None
+    named = sorted(
+        f"{files.place(int(work.order[row]))} ({reason})" for row, reason in seen.unreadable.items()
+    )
     advice = "or give --skip-unreadable to go on without such images."
     if len(named) == 1:
-        (at,) = unreadable
-        raise UserError(
-            f"The image {root / files[at]} cannot be read ({unreadable[at]}): repair or remove it, "
-            f"{advice}"
+        ((row, reason),) = seen.unreadable.items()
+        return UserError(
+            f"The image {files.place(int(work.order[row]))} cannot be read ({reason}): repair or "
+            f"remove it, {advice}"
         )
-    if named:
-        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-        raise UserError(
-            f"{len(named)} of {len(files)} images cannot be read: "
-            f"{', '.join(named[:_MOST_NAMED])}{more}. Repair or remove them, {advice}"
-        )
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return UserError(
+        f"{len(named)} of {count} images cannot be read: {', '.join(named[:_MOST_NAMED])}{more}. "
+        f"Repair or remove them, {advice}"
+    )
 
 
-def _choose_size(headers: list[Header]) -> tuple[int, int]:
-    sizes = {(header.height, header.width) for header in headers}
-    common = next(iter(sizes))
-    if len(sizes) == 1 and max(common) <= LARGEST_KEPT_SIDE:
-        return common
+def _choose_size(sizes: set[tuple[int, int]]) -> tuple[int, int]:
+    if len(sizes) == 1:
+        (common,) = sizes
+        if max(common) <= LARGEST_KEPT_SIDE:
+            return common
     return MIXED_SIZE, MIXED_SIZE
 
 

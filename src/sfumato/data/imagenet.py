@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sfumato.data.folder import Item, Listing, list_folder
+import numpy as np
+
+from sfumato.data.folder import list_folder
+from sfumato.data.image_files import FolderFiles
+from sfumato.data.listing import Listing
+from sfumato.data.packed_names import PackedNames
 from sfumato.errors import UserError
 
 _IMAGENETTE_CLASSES = {
@@ -25,7 +30,7 @@ _IMAGENETTE_CLASSES = {
 def list_imagenette(root: Path) -> Listing:
     """``train`` and ``val`` with one folder per WordNet id; val is the test set."""
     listing = list_folder(root)
-    if not listing.test:
+    if not len(listing.test):
         raise UserError(f"The data set in {root} is incomplete: the folder val is missing.")
     classes = tuple(_IMAGENETTE_CLASSES.get(name, name) for name in listing.classes)
     return replace(listing, classes=classes, notes=())
@@ -41,9 +46,8 @@ def list_tiny_imagenet(root: Path) -> Listing:
     if not annotations.is_file():
         if not (root / "val").is_dir() or (root / "val" / "images").is_dir():
             raise UserError(f"The data set in {root} is incomplete: {annotations} is missing.")
-        sorted_parts = _labelled_parts(root)
-        return replace(sorted_parts, classes=_tiny_names(root, sorted_parts.classes), notes=())
-    train = list_folder_part(root, "train")
+        return _labelled_parts(root)
+    train = list_folder(root / "train")
     labels = {name: label for label, name in enumerate(train.classes)}
     test = []
     for number, line in enumerate(annotations.read_text("utf-8", "replace").splitlines(), start=1):
@@ -53,24 +57,36 @@ def list_tiny_imagenet(root: Path) -> Listing:
                 f"Line {number} of {annotations} does not name an image and one of the classes in "
                 f"{root / 'train'}: unpack the archive again."
             )
-        test.append(Item(f"val/images/{fields[0]}", labels[fields[1]]))
+        test.append((f"val/images/{fields[0]}", labels[fields[1]]))
     if not test:
         raise UserError(f"{annotations} is empty: unpack the archive again.")
-    return Listing(root, _tiny_names(root, train.classes), train.train, tuple(sorted(test)))
-
-
-def list_folder_part(root: Path, part: str) -> Listing:
-    """The classes and images of one subfolder, with paths below ``root``."""
-    listing = list_folder(root / part)
-    items = tuple(Item(f"{part}/{item.path}", item.label) for item in listing.train)
-    return replace(listing, root=root, train=items)
+    return _together(root, train, sorted(test))
 
 
 def _labelled_parts(root: Path) -> Listing:
-    train, val = list_folder_part(root, "train"), list_folder_part(root, "val")
+    train, val = list_folder(root / "train"), list_folder(root / "val")
     if train.classes != val.classes:
         raise UserError(f"{root / 'train'} and {root / 'val'} do not hold the same classes.")
-    return replace(train, test=val.train)
+    names = (f"val/{name}" for name in val.files.names(val.train))
+    return _together(root, train, list(zip(names, val.labels[val.train].tolist(), strict=True)))
+
+
+def _together(root: Path, train: Listing, test: list[tuple[str, int]]) -> Listing:
+    """The training images of the folder `train` with test images, as paths below ``root``."""
+    paths = PackedNames(f"train/{name}" for name in train.files.names(train.train))
+    paths.extend(name for name, _ in test)
+    held = np.array([label for _, label in test], dtype=np.int64)
+    positions = np.arange(len(paths), dtype=np.int64)
+    return replace(
+        train,
+        root=root,
+        classes=_tiny_names(root, train.classes),
+        files=FolderFiles(root, paths),
+        labels=np.concatenate([train.labels[train.train], held]),
+        train=positions[: -len(test)],
+        test=positions[-len(test) :],
+        notes=(),
+    )
 
 
 def _tiny_names(root: Path, ids: tuple[str, ...]) -> tuple[str, ...]:

@@ -94,14 +94,13 @@ class ImageSet:
             )
         return self.take(rest), self.take(part)
 
-    def _digests(self) -> list[bytes]:
+    def _digests(self) -> Iterator[bytes]:
         """One hash per image, of its pixels alone: copies with different labels are equal."""
         kind = self.images.dtype.newbyteorder("<")
-        return [
-            hashlib.blake2b(np.ascontiguousarray(image, dtype=kind).data, digest_size=16).digest()
-            for chunk in self.chunks()
-            for image in chunk
-        ]
+        for chunk in self.chunks():
+            for image in chunk:
+                pixels = np.ascontiguousarray(image, dtype=kind)
+                yield hashlib.blake2b(pixels.data, digest_size=16).digest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,17 +28,18 @@ def check_unpacked(path: Path, size: int) -> None:
     Raises:
         UserError: If they are too many.
     """
-    limit = _limit()
+    limit = gibibytes()
     if size <= max(limit * 2**30, _RATIO * path.stat().st_size):
         return
     raise UserError(
-        f"{path} would unpack from {_words(path.stat().st_size)} to {_words(size)} of memory, and "
-        f"the limit is {limit:g} GiB. If that is what it should hold, raise the limit: "
-        f"{VARIABLE}={_rounded_up(size)}."
+        f"{path} would unpack from {bytes_in_words(path.stat().st_size)} to "
+        f"{bytes_in_words(size)} of memory, and the limit is {limit:g} GiB. If that is what it "
+        f"should hold, raise the limit: {VARIABLE}={_rounded_up(size)}."
     )
 
 
-def _limit() -> float:
+def gibibytes() -> float:
+    """The GiB that one file, or images that no disk has room for, may take in memory."""
     text = os.environ.get(VARIABLE, "")
     try:
         limit = float(text) if text else _USUAL
@@ -53,7 +54,8 @@ def _rounded_up(size: int) -> int:
     return -(-size // 2**30)
 
 
-def _words(size: int) -> str:
+def bytes_in_words(size: int) -> str:
+    """A number of bytes as people write it, such as 11.4 GiB."""
     for unit, bytes_in_it in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= bytes_in_it:
             return f"{size / bytes_in_it:,.1f} {unit}"

@@ -14,12 +14,14 @@ from sfumato.data import locate
 from sfumato.data.adapt import adapt
 from sfumato.data.catalogue import CATALOGUE, DRAWN, HALF, Entry, canonical, check_channels
 from sfumato.data.cifar import read_cifar
-from sfumato.data.folder import Listing, list_folder, read_listing
+from sfumato.data.folder import list_folder
 from sfumato.data.idx import read_idx_folder
 from sfumato.data.imagenet import list_imagenette, list_tiny_imagenet
 from sfumato.data.imageset import Dataset, ImageSet
 from sfumato.data.in_memory import read_object
+from sfumato.data.listing import Listing, read_listing
 from sfumato.data.npz import read_npz
+from sfumato.data.shards import holds_shards, is_pattern, list_shards
 from sfumato.data.split import Rule, check_fraction
 from sfumato.errors import UserError, names_in, nearest, nearest_path
 from sfumato.text import GIVEN
@@ -52,11 +54,13 @@ def load(
     skip_unreadable: bool = False,
     cache: bool = True,
 ) -> Dataset:
-    """Load a data set by name, from a folder of images, an `.npz` file or objects in memory.
+    """Load a data set by name, from a folder, tar shards, an `.npz` file or objects in memory.
 
     Args:
         name_or_path: a name (see `sfumato.data.names`), a folder with one folder of images per
-            class, or an `.npz` file. A name wins over a folder of that name; write ``./name``.
+            class, tar shards as WebDataset has them (a folder of them, a file, or a pattern such as
+            ``train-{000..146}.tar``) or an `.npz` file. A name wins over a folder of that name;
+            write ``./name``.
             Or the data itself: arrays, tensors or a data set (see `sfumato.data.in_memory`).
         root: where to look first for a named set; then in $SFUMATO_DATA, the user's cache and
             /usr/share/datasets.
@@ -95,7 +99,7 @@ def load(
     entry = _named(name_or_path)
     place = _placed(entry, name_or_path, root)
     rule = split["split_rule"] = "stratified" if entry is not None else split_rule
-    if entry is None and place.is_file():
+    if entry is None and place.suffix.lower() == ".npz" and place.is_file():
         dataset = read_npz(place, bits=bits, **split)
     elif entry is None or entry.name in ("imagenette", "tiny-imagenet"):
         dataset = read_listing(
@@ -135,7 +139,7 @@ def _check_loadable(name: object) -> None:
 
 def _noted(dataset: Dataset) -> Dataset:
     """The data set with a note about classes without any training image."""
-    seen = {name: set(part.labels.tolist()) for name, part in dataset.parts().items()}
+    seen = {name: set(np.unique(part.labels).tolist()) for name, part in dataset.parts().items()}
     lost = sorted(set.union(*seen.values()) - seen["train"])
     if not lost:
         return dataset
@@ -169,13 +173,15 @@ def _placed(
     if entry is not None:
         return Path() if entry.name == "digits" else locate.require(entry, root)
     path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    text = os.fspath(name_or_path)
+    if path.is_dir() or is_pattern(text):
         return path
     if path.is_file():
-        if path.suffix.lower() != ".npz":
-            raise UserError(f"{path} is not an .npz file: give an .npz or a folder of images.")
+        if path.suffix.lower() not in (".npz", ".tar"):
+            raise UserError(
+                f"{path} is not an .npz file: give an .npz, a .tar or a folder of images."
+            )
         return path
-    text = os.fspath(name_or_path)
     if isinstance(name_or_path, str) and not (os.sep in text or text.startswith(("~", "."))):
         hint = nearest(text, [*CATALOGUE, DRAWN, *names_in(".")])
         raise UserError(
@@ -198,6 +204,8 @@ def _listing(entry: Entry | None, place: Path) -> Listing:
                 f"{place} holds the files of '{known.name}': give the name {known.name} with "
                 f"--data-root {shlex.quote(str(place.parent))} instead of the folder."
             )
+    if not place.is_dir() or holds_shards(place):
+        return list_shards(place)
     return list_folder(place)
 
 

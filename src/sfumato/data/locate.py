@@ -12,9 +12,17 @@ from sfumato.errors import UserError
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
 
+CACHE_VARIABLE = "SFUMATO_CACHE"
+"""Environment variable: the folder for downloads and decoded images."""
+
 
 def cache_folder() -> Path:
-    """The user's cache, which holds downloads, and decoded images in ``decoded/``."""
+    """The user's cache, which holds downloads, and decoded images in ``decoded/``.
+
+    It is $SFUMATO_CACHE, or else where the system has such folders.
+    """
+    if named := os.environ.get(CACHE_VARIABLE):
+        return Path(named).expanduser().absolute()
     from platformdirs import user_cache_dir
 
     return Path(user_cache_dir("sfumato"))

@@ -6,44 +6,74 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sfumato.text import duration
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 _FIRST_LINE = 3.0
 _BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def progress(label: str, total: int, *, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """Show the progress of some work on stderr.
+def progress(
+    label: str, total: int, *, unit: str = "", done: int = 0
+) -> Iterator[Callable[[int], None]]:
+    """Show the progress of some work on stderr, with its speed and the time that is left.
+
+    Args:
+        label: what is done.
+        total: number of items.
+        unit: what an item is.
+        done: number of items that were finished before; they do not count for the speed.
 
     Yields:
         A function to call with the number of items that were just finished. It may be called from
         one thread only.
     """
+    start, before = time.monotonic(), done
+
+    def speed() -> float:
+        return (done - before) / max(time.monotonic() - start, 1e-9)
+
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-        bar = Progress(
+        columns: list[str | ProgressColumn] = [
             "{task.description}",
             BarColumn(),
             MofNCompleteColumn() if not unit else f"{{task.percentage:>3.0f}}% of {total} {unit}",
+            "{task.fields[speed]}",
             TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        ]
+        bar = Progress(*columns, console=Console(stderr=True), transient=True)
         with bar:
-            task = bar.add_task(label, total=total)
-            yield lambda count: bar.advance(task, count)
+            task = bar.add_task(label, total=total, completed=done, speed="")
+
+            def advance_bar(count: int) -> None:
+                nonlocal done
+                done += count
+                bar.update(task, advance=count, speed=_per_second(speed()))
+
+            yield advance_bar
         return
 
-    done = 0
-    next_line = time.monotonic() + _FIRST_LINE
+    next_line = start + _FIRST_LINE
 
     def advance(count: int) -> None:
         nonlocal done, next_line
         done += count
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + _BETWEEN_LINES
-            print(f"{label}: {done} of {total}{' ' + unit if unit else ''}", file=sys.stderr)
+            counted = f"{label}: {done} of {total}{' ' + unit if unit else ''}"
+            left = (total - done) / speed() if done > before else None
+            print(f"{counted}, {_per_second(speed())}, {duration(left)} left", file=sys.stderr)
 
     yield advance
+
+
+def _per_second(speed: float) -> str:
+    return f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2g}/s"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ def check_fraction(name: str, fraction: float, *, zero: bool = False) -> None:
 
 
 def independent(
-    ids: Sequence[str | bytes], fraction: float, *, seed: int, purpose: str
+    ids: Iterable[str | bytes], fraction: float, *, seed: int, purpose: str
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Split positions into the rest and a part that each example enters with chance ``fraction``.
 
@@ -89,7 +89,7 @@ def stratified(
     *,
     seed: int,
     purpose: str,
-    ids: Sequence[str] | None = None,
+    ids: Iterable[str] | None = None,
     at_least: int = 0,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Split positions into the rest and a part with about ``fraction`` of each class.
@@ -115,16 +115,21 @@ def stratified(
     """
     _check_seed(seed)
     names = ids if ids is not None else range(len(labels))
-    keys = [_digest(_encoded(f"{seed}/{purpose}/{name}")) for name in names]
-    members: dict[int, list[int]] = {}
-    for position, label in enumerate(labels.tolist()):
-        members.setdefault(label, []).append(position)
+    keys = (
+        np.fromiter(
+            (_digest(_encoded(f"{seed}/{purpose}/{name}")) for name in names),
+            dtype="V16",
+            count=len(labels),
+        )
+        .view(">u8")
+        .reshape(-1, 2)
+    )  # Two numbers in the order of the bytes.
+    order = np.lexsort((keys[:, 1], keys[:, 0], labels))
     taken = np.zeros(len(labels), dtype=bool)
-    for positions in members.values():
+    for positions in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
         count = math.floor(fraction * len(positions) + 0.5)
         count = min(max(count, at_least), len(positions) - 1)
-        positions.sort(key=keys.__getitem__)
-        taken[positions[:count]] = True
+        taken[positions[: max(count, 0)]] = True
     return np.flatnonzero(~taken), np.flatnonzero(taken)
 
 

@@ -57,7 +57,7 @@ def _is_path(name: str) -> bool:
         "/" in name
         or os.sep in name
         or name.startswith((".", "~"))
-        or Path(name).suffix in (".toml", ".npz")
+        or Path(name).suffix in (".toml", ".npz", ".tar")
     )
 
 

@@ -1,0 +1,161 @@
+"""The images of a data set on disk and their labels, before and after they are decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from sfumato.data.catalogue import constants
+from sfumato.data.decoding import decode_images
+from sfumato.data.image_files import ImageFiles
+from sfumato.data.imageset import Array, Dataset, ImageSet
+from sfumato.data.split import Rule, independent, stratified
+from sfumato.errors import UserError
+
+PARTS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "testing": "test",
+}
+"""Parts of a data set by the names that their folders have."""
+
+
+def _none() -> Array:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The images of a data set and their labels, before anything is decoded.
+
+    Of each image it holds the name and a few numbers, in arrays: a million take tens of megabytes.
+
+    Attributes:
+        root: the folder or file that holds the data set.
+        classes: class names; label ``k`` means ``classes[k]``.
+        files: where the images are.
+        labels: one label per image, int64.
+        train: positions of the training images; all until test images are set aside.
+        test: positions of the test images.
+        validation: positions of the validation images.
+        notes: sentences about choices made, for the user to read.
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    files: ImageFiles
+    labels: Array
+    train: Array
+    test: Array = field(default_factory=_none)
+    validation: Array = field(default_factory=_none)
+    notes: tuple[str, ...] = ()
+
+
+def read_listing(
+    listing: Listing,
+    *,
+    name: str,
+    size: tuple[int, int] | None,
+    channels: int | None,
+    bits: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    validation: float,
+    test_fraction: float,
+    split_seed: int,
+    split_rule: Rule,
+    skip_unreadable: bool,
+    cache: bool,
+) -> Dataset:
+    """Split a listing that is not split yet, decode its images and check the readable ones.
+
+    ``mean`` and ``std`` hold one value per channel or a single one for all.
+    """
+    listing = _divide(listing, validation, test_fraction, split_seed, split_rule)
+    parts = (listing.train, listing.validation, listing.test)
+    order = np.concatenate(parts)
+    decoded = decode_images(
+        listing.files,
+        order,
+        size=size,
+        channels=channels,
+        bits=bits,
+        skip_unreadable=skip_unreadable,
+        cache=cache,
+    )
+    bounds = np.cumsum([0, *(len(part) for part in parts)]).tolist()
+    sets, row = [], 0
+    for start, end in pairwise(bounds):
+        labels = listing.labels[order[start:end]][decoded.kept[start:end]]
+        sets.append(ImageSet(decoded.images[row : row + len(labels)], labels))
+        row += len(labels)
+    train, held, test = sets
+    _check_left(listing, train, test)
+    mean, std = constants(mean, std, train.images.shape[1])
+    return Dataset(
+        name=name,
+        classes=listing.classes,
+        train=train,
+        test=test,
+        validation=held if len(listing.validation) else None,
+        mean=mean,
+        std=std,
+        skipped=tuple(listing.files.place(int(at)) for at in order[~decoded.kept]),
+        notes=(*listing.notes, *decoded.notes),
+        source=str(listing.root),
+    )
+
+
+def _divide(
+    listing: Listing, validation: float, test_fraction: float, seed: int, rule: Rule
+) -> Listing:
+    if not len(listing.test):
+        rest, part = _split(listing, test_fraction, seed, "test", rule, at_least=1)
+        note = f"There is no test part: {len(part)} of {len(listing.train)} images are set aside."
+        listing = replace(listing, train=rest, test=part, notes=(*listing.notes, note))
+    if validation and not len(listing.validation):
+        rest, part = _split(listing, validation, seed, "validation", rule, at_least=0)
+        listing = replace(listing, train=rest, validation=part)
+    return listing
+
+
+def _split(
+    listing: Listing, fraction: float, seed: int, purpose: str, rule: Rule, *, at_least: int
+) -> tuple[Array, Array]:
+    """Split training images by their names, so that their parts are known before any is read."""
+    train = listing.train
+    ids = listing.files.names(train)
+    if rule == "independent":
+        rest, part = independent(ids, fraction, seed=seed, purpose=purpose)
+    else:
+        labels = listing.labels[train]
+        rest, part = stratified(
+            labels, fraction, seed=seed, purpose=purpose, ids=ids, at_least=at_least
+        )
+    return train[rest], train[part]
+
+
+def _check_left(listing: Listing, train: ImageSet, test: ImageSet) -> None:
+    """Refuse a class, or a test part, of which no image can be read."""
+    lost = np.setdiff1d(listing.labels[listing.train], train.labels)
+    if len(lost):
+        raise UserError(
+            f"No readable training image is left in {listing.root} for "
+            f"{some([listing.classes[label] for label in lost])}: repair the images or remove the "
+            "class."
+        )
+    if len(listing.test) and not len(test):
+        raise UserError(f"No readable test image is left in {listing.root}: repair the images.")
+
+
+def some(names: list[str]) -> str:
+    """The first few of many names."""
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
