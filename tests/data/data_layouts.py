@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import pickle
 import struct
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +100,36 @@ def write_tiny_imagenet(root: Path) -> None:
     (root / "wnids.txt").write_text("n2\nn1\n")
     (root / "words.txt").write_text("n1\tcat, house cat\nn2\tdog\nn3\tcow\n")
     write_image(root / "test" / "images" / "test_0.JPEG", size=(64, 64))
+
+
+def image_bytes(seed: int, *, mode: str = "RGB", size: tuple[int, int] = (12, 10)) -> bytes:
+    """A random PNG file of (height, width)."""
+    random = np.random.default_rng(seed)
+    shape = size if mode == "L" else (*size, len(mode))
+    file = io.BytesIO()
+    Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_tar(path: Path, members: dict[str, bytes], **options) -> Path:
+    """A tar file with these members, in their order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", **options) as shard:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            shard.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_shards(
+    root: Path, count: int, *, prefix: str = "shard", per_shard: int = 7, classes: int = 3, **image
+) -> Path:
+    """Shards as WebDataset writes them: ``KEY.png`` and ``KEY.cls``, image k of class k mod n."""
+    for start in range(0, count, per_shard):
+        members = {}
+        for k in range(start, min(start + per_shard, count)):
+            members[f"{k:05d}.png"] = image_bytes(k, **image)
+            members[f"{k:05d}.cls"] = f"{k % classes}\n".encode()
+        write_tar(root / f"{prefix}-{start // per_shard:06d}.tar", members)
+    return root

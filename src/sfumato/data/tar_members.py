@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from sfumato.errors import UserError
 
+_REGULAR = ord("0")
+_USTAR = b"ustar\x0000"
 _HEADER_TYPES = b"xgXLK"
 _LARGEST_HEADER = 1 << 20
 """Bytes of an extended header, which holds a name; it is read into memory."""
@@ -63,6 +65,14 @@ def members(path: Path, file: BufferedReader) -> Iterator[Member]:
             return
         if len(block) < tarfile.BLOCKSIZE:
             raise _cut_short(path, last)
+        if (plain := _plain(block)) is not None:
+            last, length = plain
+            first = position + tarfile.BLOCKSIZE
+            position = first + -(-length // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+            if first + length > size:
+                raise _cut_short(path, last, inside=True)
+            yield Member(last, first, length)
+            continue
         file.seek(position)
         member = _header(path, tar, block, last)
         if position >= tar.offset:
@@ -93,6 +103,23 @@ def _opened(path: Path, file: BufferedReader) -> tarfile.TarFile:
         return tarfile.TarFile(fileobj=file, mode="r")
     except (tarfile.TarError, RecursionError, ValueError):
         raise UserError(f"{path} is not a tar file, or is damaged at its beginning.") from None
+
+
+def _plain(block: bytes) -> tuple[str, int] | None:
+    """Name and length in the header of a plain file with a short name, else None.
+
+    It agrees with `tarfile` and takes a fifth of the time, of which millions of members need much.
+    """
+    if block[156] != _REGULAR or block[257:265] != _USTAR or block[345]:
+        return None
+    try:
+        total = int(block[148:156].strip(b"\0 "), 8)
+        length = int(block[124:136].strip(b"\0 "), 8)
+        name = block[:100].partition(b"\0")[0].decode("ascii")
+    except ValueError:
+        return None
+    blanked = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    return (name, length) if blanked == total and length >= 0 and name[-1:] != "/" else None
 
 
 def _header(path: Path, tar: tarfile.TarFile, block: bytes, last: str) -> tarfile.TarInfo:
