@@ -57,7 +57,7 @@ def test_parts_by_folder_and_by_name(tmp_path):
         lengths = (len(found.train), len(found.validation), len(found.test))
         assert lengths == (20, 5, 6)
     pattern = f"{tmp_path}/names/pets-train-{{000000..000002}}.tar::{tmp_path}/folders/val"
-    with pytest.raises(UserError, match="1 of the 4 shards .* do not exist"):
+    with pytest.raises(UserError, match=r"1 of the 4 shards .* do not exist"):
         load(pattern)
     found = load(pattern + "/../../names/pets-val-000000.tar")
     assert (len(found.train), len(found.test)) == (20, 5)
