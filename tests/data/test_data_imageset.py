@@ -118,3 +118,22 @@ def test_progress_is_a_bar_in_a_terminal(monkeypatch, unit):
     with progress("reading", 10, unit=unit) as advance:
         advance(10)
     assert "reading" in screen.getvalue() and "10" in screen.getvalue()
+
+
+def test_large_copies_of_a_memory_map_are_memory_maps(tmp_path, monkeypatch, cache):
+    held = images(50)
+    np.save(tmp_path / "images.npy", held.images)
+    mapped = ImageSet(np.load(tmp_path / "images.npy", mmap_mode="r"), held.labels)
+    index = np.arange(50)[::-2]
+    for limit, kind in ((1 << 28, False), (0, True)):
+        monkeypatch.setattr("sfumato.data.scratch._LARGE_BYTES", limit)
+        monkeypatch.setattr("sfumato.data.imageset._CHUNK_BYTES", 3 * held.images[0].nbytes)
+        some = mapped.take(index)
+        grey = mapped.mapped(lambda images: images[:, :1])
+        assert isinstance(some.images, np.memmap) == isinstance(grey.images, np.memmap) == kind
+        assert np.array_equal(some.images, held.images[index])
+        assert np.array_equal(some.labels, held.labels[index])
+        assert np.array_equal(grey.images, held.images[:, :1])
+        assert not isinstance(held.take(index).images, np.memmap)
+    assert not list(cache.iterdir()), "the files have no names"
+    assert np.array_equal(mapped.images, held.images), "nothing is written to the source"

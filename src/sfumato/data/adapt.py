@@ -31,16 +31,13 @@ def adapt(dataset: Dataset, *, size: tuple[int, int] | None, channels: int | Non
 
 
 def _mapped(dataset: Dataset, change: Callable[[Array], Array]) -> Dataset:
-    def part(images: ImageSet) -> ImageSet:
-        return replace(images, images=np.ascontiguousarray(change(images.images)))
-
-    train = part(dataset.train)
+    train = dataset.train.mapped(change)
     mean, std = constants(dataset.mean, dataset.std, train.images.shape[1])
     return replace(
         dataset,
         train=train,
-        test=part(dataset.test),
-        validation=None if dataset.validation is None else part(dataset.validation),
+        test=dataset.test.mapped(change),
+        validation=None if dataset.validation is None else dataset.validation.mapped(change),
         mean=mean,
         std=std,
     )

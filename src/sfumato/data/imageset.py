@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.data.scratch import empty_like
 from sfumato.data.split import Rule, by_unit, check_fraction, independent, stratified
 
 Array = npt.NDArray[Any]
@@ -60,16 +61,32 @@ class ImageSet:
         return len(self) if self.units is None else len(np.unique(self.units))
 
     def take(self, index: Array) -> ImageSet:
-        """The images at these positions, in this order, copied into memory."""
+        """A copy of the images at these positions, in this order; many stay out of memory."""
+        images = empty_like(self.images, (len(index), *self.images.shape[1:]))
+        for start in range(0, len(index), self._rows_at_once):
+            some = index[start : start + self._rows_at_once]
+            images[start : start + len(some)] = self.images[some]
         units = None if self.units is None else self.units[index]
-        return ImageSet(np.ascontiguousarray(self.images[index]), self.labels[index], units)
+        return ImageSet(images, self.labels[index], units)
+
+    def mapped(self, change: Callable[[Array], Array]) -> ImageSet:
+        """The set with images changed by a function of several, which sees some at a time."""
+        images = empty_like(self.images, (len(self), *change(self.images[:0]).shape[1:]))
+        done = 0
+        for chunk in self.chunks():
+            images[done : done + len(chunk)] = change(chunk)
+            done += len(chunk)
+        return replace(self, images=images)
 
     def chunks(self) -> Iterator[Array]:
         """The images in consecutive pieces of about 16 MiB, so a memory map is never held whole."""
-        row = max(1, int(np.prod(self.images.shape[1:])) * self.images.itemsize)
-        rows = max(1, _CHUNK_BYTES // row)
-        for start in range(0, len(self), rows):
-            yield self.images[start : start + rows]
+        for start in range(0, len(self), self._rows_at_once):
+            yield self.images[start : start + self._rows_at_once]
+
+    @property
+    def _rows_at_once(self) -> int:
+        row = int(np.prod(self.images.shape[1:])) * self.images.itemsize
+        return max(1, _CHUNK_BYTES // max(1, row))
 
     def set_aside(
         self, fraction: float, *, seed: int, purpose: str, rule: Rule, at_least: int = 0
