@@ -29,13 +29,11 @@ from PIL import Image
 SIDE = 64
 DISTINCT = 2000
 IMAGES_IN_SHARD = 5000
-STEPS = 50
 BATCH = 1024
 TRAIN = (
     *("--model", "tanh-cnn", "--epsilon", "8", "--delta", "1e-8", "--device", "cpu", "--seed", "0"),
-    *("--set", "model.options.filters=2", "--set", f"training.steps={STEPS}"),
-    *("--set", f"training.batch={BATCH}", "--set", "training.views=1"),
-    *("--set", "data.test_fraction=0.01"),
+    *("--set", "model.options.filters=2", "--set", f"training.batch={BATCH}"),
+    *("--set", "training.views=1", "--set", "data.test_fraction=0.01"),
 )
 
 
@@ -125,7 +123,7 @@ def measured(arguments: list[str], cache: Path) -> Measured:
     return Measured(time.monotonic() - began, peak, text)
 
 
-def run(layout: str, images: int, classes: int, place: Path) -> None:
+def run(layout: str, images: int, classes: int, steps: int, place: Path) -> None:
     """Generate the images, prepare them, start again, train, and print one row for each."""
     data, cache = place / layout, place / "cache"
     write = {"folder": write_folder, "shards": write_shards}[layout]
@@ -133,10 +131,11 @@ def run(layout: str, images: int, classes: int, place: Path) -> None:
     write(data, images, classes)
     print(f"{layout}: {images:,} images generated in {time.monotonic() - began:.0f} s", flush=True)
     show = ["data", "show", str(data), "--test-fraction", "0.01"]
+    length = ["--set", f"training.steps={steps}", "--out", str(place / "run")]
     for name, arguments in (
         ("prepare", show),
         ("start again", show),
-        (f"train {STEPS} steps", ["train", str(data), *TRAIN, "--out", str(place / "run")]),
+        (f"train {steps} steps", ["train", str(data), *TRAIN, *length]),
     ):
         took = measured(arguments, cache)
         speed = f"{images / took.seconds:,.0f}" if name == "prepare" else "–"
@@ -150,6 +149,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--images", type=int, default=1_000_000)
     arguments.add_argument("--classes", type=int, default=1000)
+    arguments.add_argument("--steps", type=int, default=50)
     arguments.add_argument("--layout", action="append", choices=["folder", "shards"])
     arguments.add_argument("--place", type=Path, help="a folder with room; a temporary one if none")
     a = arguments.parse_args()
@@ -159,7 +159,7 @@ def main() -> None:
     for layout in a.layout or ["folder", "shards"]:
         place = Path(tempfile.mkdtemp(prefix="large-", dir=a.place))
         try:
-            run(layout, a.images, a.classes, place)
+            run(layout, a.images, a.classes, a.steps, place)
         finally:
             shutil.rmtree(place)
 

@@ -27,7 +27,7 @@ def _setting(
 class Data:
     """Images of a run."""
 
-    name: str = _setting("digits", "a data set's name, a folder of images or an .npz file")
+    name: str = _setting("digits", "a data set's name, a folder of images, tar shards or an .npz")
     size: int | None = _setting(
         None,
         "side to which images are scaled; their own, or 64 if they differ or are over 64",

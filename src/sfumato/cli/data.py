@@ -53,12 +53,12 @@ def list_sets(data_root: Path | None = _ROOT) -> None:
     show_table(table)
     searched = ", ".join(str(place) for place in locate.places(data_root))
     echo(f"\nSearched: {searched}")
-    echo("Get one with `sfumato data get NAME`. A folder of images or an .npz works as well.")
+    echo("Get one with `sfumato data get NAME`. Folders of images, tar shards and .npz work too.")
     echo(f"{DRAWN}: images drawn at random, to begin with; `sfumato data show {DRAWN}`.")
 
 
 def show(
-    data: str = typer.Argument(..., metavar="NAME|PATH", help="A name, a folder or an .npz file."),
+    data: str = typer.Argument(..., metavar="NAME|PATH", help="A name, folder, .tar or .npz."),
     data_root: Path | None = _ROOT,
     size: int | None = typer.Option(None, help="Side of the images; their own by default."),
     channels: int | None = typer.Option(None, help="1 (grey) or 3 (colour)."),

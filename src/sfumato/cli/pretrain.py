@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def pretrain(
     recipe: str = typer.Argument(
-        None, help="A packaged recipe, a recipe file, a folder of images or an .npz file."
+        None, help="A packaged recipe, a recipe file, a folder of images, tar shards or an .npz."
     ),
     data: str = typer.Option(None, help="Public data set, folder or .npz."),
     classes: str = typer.Option(

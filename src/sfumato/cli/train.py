@@ -61,7 +61,7 @@ def register(app: typer.Typer) -> None:
 
 def train(
     recipe: str = typer.Argument(
-        None, help="A packaged recipe, a recipe file, a folder of images or an .npz file."
+        None, help="A packaged recipe, a recipe file, a folder of images, tar shards or an .npz."
     ),
     data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
     size: int = typer.Option(None, help="Side to which images are scaled; see README."),

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     recipe: str = typer.Argument(
-        None, help="A packaged recipe, a recipe file, a folder of images or an .npz file."
+        None, help="A packaged recipe, a recipe file, a folder of images, tar shards or an .npz."
     ),
     try_: list[str] = typer.Option(
         [], "--try", metavar="SECTION.NAME=A,B,C",

@@ -85,7 +85,7 @@ class Unfinished:
         self._synced = time.monotonic()
 
     def earlier(self) -> dict[str, Any]:
-        """What was said to `begin` by a process that was interrupted; empty if there was none."""
+        """The values given to `begin` by a process that was interrupted; none if there was none."""
         found = self._records()
         return found[0] if found else {}
 
@@ -146,8 +146,8 @@ class Unfinished:
             description: JSON values to store with the array.
         """
         count = int(kept.sum())
-        self._journal.unlink()  # From here on the rows may move.
         if count < len(kept):
+            self._journal.unlink()  # It is wrong as soon as rows move.
             rows = np.memmap(self.path, np.uint8, "r+", HEADER_BYTES, (len(kept), *shape))
             moved_together(rows, kept)
             rows.flush()
@@ -158,6 +158,7 @@ class Unfinished:
         _sync(self.path)
         place = self._home / f"{self._key}.npy"
         os.replace(self.path, place)
+        self._journal.unlink(missing_ok=True)
         text = json.dumps({**description, "shape": [count, *shape]})
         write_whole(place.with_suffix(".json"), text.encode(), mode=0o600)
         self._drop_others(description.get("of"), (".json", ".npy"))

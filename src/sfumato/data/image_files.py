@@ -1,4 +1,4 @@
-"""Where the encoded images of a data set lie: in files of a folder, or in tar shards.
+"""The encoded images of a data set, where they lie: in files of a folder, or in tar shards.
 
 Both can say what an image is called, tell by a digest whether anything has changed, and cut the
 work of decoding into blocks that a worker reads from one end to the other.
@@ -55,16 +55,16 @@ class ImageFiles(Protocol):
     def __len__(self) -> int: ...
 
     def names(self, positions: Array) -> Iterator[str]:
-        """What the images at these positions are called, wherever the data set lies."""
+        """The names of the images at these positions, the same wherever the data set lies."""
 
     def place(self, position: int) -> str:
-        """Where an image lies, for people."""
+        """The place of an image, for people."""
 
     def root(self) -> Path:
         """The folder or file that the user named."""
 
     def state(self, order: Array) -> Iterator[bytes]:
-        """What differs if an image, its name or the order has changed, without reading images."""
+        """Bytes that differ if an image, its name or the order has changed; no image is read."""
 
     def blocks(self, order: Array) -> Iterator[Block]:
         """Blocks that hold every image once; row ``k`` belongs to the image ``order[k]``."""

@@ -186,10 +186,11 @@ def _placed(
         hint = nearest(text, [*CATALOGUE, DRAWN, *names_in(".")])
         raise UserError(
             f"There is no data set and no file or folder called '{text}'.{hint} Known are: "
-            f"{', '.join(CATALOGUE)}; or give a folder of images or an .npz file."
+            f"{', '.join(CATALOGUE)}; or give a folder of images, tar shards or an .npz file."
         )
     raise UserError(
-        f"{path} does not exist: give a folder of images or an .npz file.{nearest_path(str(path))}"
+        f"{path} does not exist: give a folder of images, tar shards or an .npz file."
+        f"{nearest_path(str(path))}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a tar shard holds: its images, where they begin, and their labels.
+"""The contents of a tar shard: its images, where they begin, and their labels.
 
 Shards are those of WebDataset: an image ``KEY.jpg`` (or another image format) and its label in
 ``KEY.cls`` (a whole number) or in a field of ``KEY.json``, in one shard. A key is a member's path
