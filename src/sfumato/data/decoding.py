@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Container, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Generator
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -163,17 +163,19 @@ def _into_entry(work: _Work, form: Form, entry: Unfinished) -> Observations:
     with ExitStack() as stack:
         several = cores() > 1 and len(work.order) >= _WORTH_PROCESSES
         call = stack.enter_context(processes()) if several else worker.work
+        finished = _finished(work, lambda block: call({**target, "block": block}), done, before)
+        stack.enter_context(closing(finished))  # Before the processes end.
         try:
-            for number, record in _finished(
-                work, lambda block: call({**target, "block": block}), done, before
-            ):
+            for number, record in finished:
                 entry.record(number, record)
                 seen.add(Observations.from_json(record))
         except OSError:  # Of the cache: what cannot be read of the images is no such error.
             entry.discard()
             raise
-        finally:
-            entry.keep()
+        except BaseException:
+            with suppress(OSError):
+                entry.keep()
+            raise
     return seen
 
 
@@ -224,7 +226,7 @@ def _despite(work: _Work, folder: Path, error: OSError) -> Decoded:
 
 def _finished(
     work: _Work, call: Callable[[Block], Answer], done: Container[int] = (), before: int = 0
-) -> Iterator[tuple[int, Answer]]:
+) -> Generator[tuple[int, Answer], None, None]:
     """Numbers and answers of the blocks that are not done yet, with a bar of their progress.
 
     Args:
@@ -235,8 +237,11 @@ def _finished(
     """
     numbered = enumerate(work.files.blocks(work.order))
     left = (job for job in numbered if job[0] not in done)
-    with progress("decoding images", len(work.order), done=before) as advance:
-        for (number, block), found in spread(left, lambda job: call(job[1]), cores()):
+    with (
+        closing(spread(left, lambda job: call(job[1]), cores())) as finished,
+        progress("decoding images", len(work.order), done=before) as advance,
+    ):
+        for (number, block), found in finished:
             advance(len(block.rows))
             yield number, found
 

@@ -7,7 +7,7 @@ import os
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +29,7 @@ def cores() -> int:
 
 def spread(
     jobs: Iterable[Job], work: Callable[[Job], Answer], count: int
-) -> Iterator[tuple[Job, Answer]]:
+) -> Generator[tuple[Job, Answer], None, None]:
     """Jobs with their answers, in the order in which they are finished.
 
     Args:
