@@ -169,6 +169,7 @@ def _into_entry(work: _Work, form: Form, entry: Unfinished) -> Observations:
             for number, record in finished:
                 entry.record(number, record)
                 seen.add(Observations.from_json(record))
+            entry.keep()
         except OSError:  # Of the cache: what cannot be read of the images is no such error.
             entry.discard()
             raise
