@@ -51,6 +51,7 @@ def chapters(g: Guarantee) -> dict[str, str]:
         return start
     one = {1: g.epsilon["pld"]}
     return {
+        **({"Audit": words.audit(g.audit)} if g.audit else {}),
         f"Several {g.unit}s of one person": words.groups(
             {**one, **g.group_epsilon}, g.delta, g.unit
         ),
@@ -78,7 +79,7 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         (f"ε by {ACCOUNTANTS[other]}, for comparison", upwards(g.epsilon[other], places=4)),
         *([("budget asked for", f"{g.budget:g}")] if g.budget is not None else []),
         ("δ", f"{g.delta:g}"),
-        (f"training {g.unit}s N", f"{g.examples}"),
+        (f"training {g.unit}s N", f"{g.examples}{_canaries(g)}"),
         ("sampling", sampling),
         ("steps", steps(g)),
         ("clipping", escaped(g.clipping)),
@@ -141,6 +142,10 @@ def not_covered(g: Guarantee) -> list[str]:
     if g.start:
         lines.append("The choice of the start, if it was made by looking at these images.")
     return [*lines, words.timing(unit)]
+
+
+def _canaries(g: Guarantee) -> str:
+    return f", {g.canaries} canaries of an audit among them" if g.canaries else ""
 
 
 def _headline(g: Guarantee) -> str:

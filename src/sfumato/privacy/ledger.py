@@ -175,6 +175,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
     "recipe": _is_table,
     "start": _is_table,
     "noise": _is_table,
+    "canaries": _is_table,
 }
 
 

@@ -17,6 +17,7 @@ from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.accountants import epsilon as account
 from sfumato.privacy.accounting.budget import check_delta, noise_multiplier_for
+from sfumato.privacy.audit.canaries import Canaries
 from sfumato.privacy.checks.refusals import refuse_kinds, refuse_without_noise
 from sfumato.privacy.checks.spot_check import SpotCheck
 from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Flat, Unclipped
@@ -32,8 +33,6 @@ from sfumato.privacy.over_ranks import Release
 from sfumato.privacy.per_example import Loss, PerExample, cross_entropy
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
-
-_CHANGED = "parameters were frozen or unfrozen, or replaced, between accumulate and release"
 
 
 class PrivateGradients:
@@ -237,6 +236,16 @@ class PrivateGradients:
         self._add(self._gradients(x, y), y, own)
         self._draw = draw
 
+    def accumulate_canaries(self, canaries: Canaries, draw: Tensor) -> None:
+        """Add the canaries that are in a draw, or in a rank's share of it, as examples are added.
+
+        The sampler counts canaries as its last examples; others in the draw are passed over.
+        """
+        batch, gradients = canaries.batch(draw, self.per_example.trainable)
+        after = self._draw.after(self.sampler, batch.indices, batch)
+        self._add(gradients, gradients.losses, None)
+        self._draw = after
+
     @sharing_errors()
     def backward(
         self, x: Tensor, y: Tensor, *, physical_batch: int | None = None
@@ -300,8 +309,8 @@ class PrivateGradients:
             drawn = weights.to(y.device) > 0
         parameters = self.per_example.trainable
         refuse_without_noise(parameters)
-        if self._sums is not None and not self._sums.fits(parameters):
-            raise RuntimeError(_CHANGED)
+        if self._sums is not None:
+            self._sums.check_fits(parameters)
         squared = gradients.squared_norms()
         rule = self._same_rule(parameters)
         scales = rule.weights(squared)
@@ -336,8 +345,7 @@ class PrivateGradients:
         parameters, others = self.per_example.objective.parameters()
         refuse_without_noise(parameters)
         sums = Totals(parameters) if self._sums is None else self._sums
-        if not sums.fits(parameters):
-            raise RuntimeError(_CHANGED)
+        sums.check_fits(parameters)
         examples = self._draw.check(self.sampler, self._statistics)
         event, rule = self.step_event, self._same_rule(parameters)
         noise = GaussianNoise(rule.gradient_noise(event.noise_multiplier))
@@ -367,7 +375,7 @@ class PrivateGradients:
             parameter.grad = means[name]
         for parameter in others:
             parameter.grad = None
-        self._rule = self._adapted(rule, observed)
+        self._rule = release.adapted(observed)
         self.discard()
         return statistics
 
@@ -390,11 +398,3 @@ class PrivateGradients:
         if self._summed_with not in (None, (rule, rule.sensitivity)):
             raise RuntimeError("the clipping rule was changed between accumulate and release")
         return rule
-
-    def _adapted(self, rule: ClippingRule, observed: Tensor | None) -> ClippingRule:
-        """The rule after this release, from what it observed and noise of its own."""
-        if observed is None:
-            return rule
-        stream, deviation = self.randomness.stream(self._noises, "counts"), rule.observation_noise
-        noisy = GaussianNoise(deviation).add(observed, sensitivity=1.0, stream=stream)
-        return rule.after(noisy, self.sampler.batch)

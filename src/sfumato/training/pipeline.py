@@ -24,6 +24,7 @@ from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
 from sfumato.training import checkpoint, devices, run_folder, setup, snapshots
+from sfumato.training.canaries import AuditSettings, CanaryPlan
 from sfumato.training.classifier import weights_digest
 from sfumato.training.initial import parameters, prior, start
 from sfumato.training.interrupt import stop_on_signal
@@ -59,6 +60,7 @@ def train(
     device: str = "auto",
     reporter: Reporter | None = None,
     trust_code: Iterable[Code] = (),
+    audit: AuditSettings | None = None,
 ) -> Path:
     """Train a new model.
 
@@ -72,6 +74,7 @@ def train(
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
             from, may name, or the model itself; no other code is imported, except installed timm
             and torchvision.
+        audit: The canaries to train with, for an audit; None for a model to use.
 
     Returns:
         The run folder.
@@ -84,6 +87,8 @@ def train(
     where = devices.pick_device(device, recipe.training.precision)
     check_alike(ranks, recipe, where)
     if prior.concerns(recipe):
+        if audit is not None:
+            raise UserError("Images that the program draws show nobody: there is nothing to audit.")
         _refuse_ranks(ranks)
         return prior.train(recipe, out=out, device=where, reporter=reporter, trust=trust)
     donor = start.open_donor(recipe, trust_code=trust.code)
@@ -101,6 +106,12 @@ def train(
     if donor:
         words = parameters.describe(model, donor, recipe.start, classes=len(dataset.classes))
         origin = replace(origin, words=words)
+    canaries, own_data = None, dataset
+    if audit is not None:
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        canaries = audit.plan(recipe, dataset, trained, randomness)
+        dataset = canaries.extended(dataset)
+        plan = setup.plan(recipe, canaries.examples(dataset), before=origin.before)
     remarks = setup.check_methods(recipe, plan, dataset, model)
     for remark in (*remarks, *parameters.remarks(recipe, origin, model)):
         reporter.say(remark)
@@ -110,7 +121,7 @@ def train(
         rows=ROWS if where.type == "cuda" else None,
     )  # fmt: skip
     physical = ranks.from_leader(physical)
-    header = _header(recipe, plan, dataset, randomness, physical, origin)
+    header = _header(recipe, plan, own_data, randomness, physical, origin, canaries)
     check_data(ranks, header["data"], model)
     header |= {"noise": noise_from(where)}
     if recipe.model.name.startswith(GIVEN):
@@ -127,7 +138,7 @@ def train(
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
             Metrics(own and own / run_folder.METRICS, clock=recipe.exact_metrics),
-            folder, physical, reporter,
+            folder, physical, reporter, canaries,
         )  # fmt: skip
         return _go(loop)
 
@@ -249,9 +260,12 @@ def _resume(
         raise UserError(
             f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
         ) from None
-    plan = setup.plan(recipe, len(dataset.train), before=origin.before)
+    canaries, own_data = CanaryPlan.of(header), dataset
+    dataset = canaries.extended(dataset) if canaries else dataset
+    examples = canaries.examples(dataset) if canaries else len(dataset.train)
+    plan = setup.plan(recipe, examples, before=origin.before)
     physical = int(header.get("physical_batch", 0))
-    expected = _header(recipe, plan, dataset, randomness, physical, origin)
+    expected = _header(recipe, plan, own_data, randomness, physical, origin, canaries)
     refuse_changes(folder, header, expected, recipe)
     state: checkpoint.Checkpoint | None = None
     if ledger:
@@ -283,6 +297,7 @@ def _resume(
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
             Metrics(file, upto=done, clock=recipe.exact_metrics), folder, physical, reporter,
+            canaries,
         )  # fmt: skip
         if state is not None:
             with checkpoint.explained(state, folder):
@@ -314,13 +329,14 @@ def _header(
     randomness: Randomness,
     physical: int,
     origin: start.Origin,
+    canaries: CanaryPlan | None,
 ) -> dict[str, Any]:
     """The first line of the ledger: the mechanism, its settings and its data."""
     return {
         "version": run_folder.VERSION,
         "mechanism": "Poisson-subsampled Gaussian" if recipe.privacy.enabled else "none",
         "relation": "add or remove one example",
-        "examples": len(dataset.train),
+        "examples": plan.sampler.examples,
         "rate": plan.sampler.rate,
         "sigma": plan.noise.multiplier,
         **({"sigmas": steps_to_list(plan.history(plan.steps))} if plan.schedule else {}),
@@ -333,6 +349,7 @@ def _header(
         "physical_batch": physical,
         "recipe": recipe.to_dict(),
         **({"start": origin.to_dict()} if origin.weights else {}),
+        **(canaries.header if canaries else {}),
     }
 
 
