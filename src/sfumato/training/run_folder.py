@@ -86,6 +86,11 @@ def check_run(folder: Path) -> None:
         )
 
 
+def is_run(path: Path) -> bool:
+    """Tell whether a path is the folder of a run that began."""
+    return (path / LEDGER).is_file()
+
+
 def refuse_links(folder: Path) -> None:
     """Refuse to write to a run folder with links out of it.
 
