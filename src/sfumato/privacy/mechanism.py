@@ -18,7 +18,7 @@ from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.accountants import epsilon as account
 from sfumato.privacy.accounting.budget import check_delta, noise_multiplier_for
 from sfumato.privacy.audit.canaries import Canaries
-from sfumato.privacy.checks.refusals import refuse_kinds, refuse_without_noise
+from sfumato.privacy.checks.refusals import refuse_parts, refuse_without_noise
 from sfumato.privacy.checks.spot_check import SpotCheck
 from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule, Flat, Unclipped
 from sfumato.privacy.draw_count import DrawCount
@@ -81,12 +81,7 @@ class PrivateGradients:
         randomness: Randomness | None = None,
         precision: torch.dtype | Literal["auto"] | None = "auto",
     ) -> None:
-        refuse_kinds(sampler, clipping, noise)
-        if noise.multiplier and clipping.sensitivity == float("inf"):
-            raise UserError(
-                "Noise cannot be scaled to gradients that are not clipped: choose a clipping rule, "
-                "or no noise for a run without privacy."
-            )
+        refuse_parts(sampler, clipping, noise)
         self.sampler, self.noise = sampler, noise
         self.randomness = Randomness.shared() if randomness is None else randomness
         self._noises = 0
@@ -236,15 +231,20 @@ class PrivateGradients:
         self._add(self._gradients(x, y), y, own)
         self._draw = draw
 
-    def accumulate_canaries(self, canaries: Canaries, draw: Tensor) -> None:
+    def accumulate_canaries(self, canaries: Canaries, draw: Tensor) -> Tensor:
         """Add the canaries that are in a draw, or in a rank's share of it, as examples are added.
 
         The sampler counts canaries as its last examples; others in the draw are passed over.
+
+        Returns:
+            The sum of what was accumulated before in the coordinates of each canary.
         """
         batch, gradients = canaries.batch(draw, self.per_example.trainable)
         after = self._draw.after(self.sampler, batch.indices, batch)
+        before = canaries.read(self._sums or {})
         self._add(gradients, gradients.losses, None)
         self._draw = after
+        return before
 
     @sharing_errors()
     def backward(

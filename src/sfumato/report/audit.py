@@ -39,8 +39,9 @@ def section(run: Run, key: str) -> tuple[Safe | None, dict[str, Any]]:
     chart = run_audit.audit_chart(g.audit, read[1], run.history)
     drawing, data = svg.render([(chart, _HEIGHT)], key=key, width=400)
     reading = (
-        "Canaries that are in, told from those that are out by their scores: the blue curve. If "
-        "the claim is true, no attack is expected above the red one."
+        "The curve with steps shows how well scores tell canaries that are in from those that are "
+        "out. If the claim is true, no attack is expected above the smooth one; guessing is the "
+        "dashed line."
     )
     caption = element("figcaption", {"class": "note"}, reading)
     figure = element("figure", {"class": "panel"}, Safe(drawing), caption)

@@ -30,7 +30,8 @@ _IMAGES = 10
 KINDS = ("gradient", "random", "mislabelled")
 SCORES = {
     "weights": "the change of the last weights in the canary's coordinates",
-    "released": "the privacy loss of the released gradients in the canary's coordinates",
+    "released": "the privacy loss of the released gradients in the canary's coordinates, given the "
+    "other examples",
     "loss": "the loss of the canary at the start less that at the end",
 }
 """What guesses are made from, in words."""

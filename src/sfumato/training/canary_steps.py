@@ -23,9 +23,12 @@ _AT_ONCE = 512
 class CanarySteps:
     """Canaries in a loop: none, unless a subclass has some."""
 
-    def accumulate(self, draw: Tensor) -> Tensor:
-        """Add the canaries of a draw that have no image; return what is to be fetched of it."""
+    def images_of(self, draw: Tensor) -> Tensor:
+        """The part of a draw whose images are to be fetched and accumulated."""
         return draw
+
+    def accumulate(self, draw: Tensor) -> None:
+        """Add the canaries of a draw that have no image, after its images."""
 
     def see(self) -> None:
         """Look at the gradients that were just released."""
@@ -62,7 +65,7 @@ class _Scored(CanarySteps):
 
 
 class _Gradients(_Scored):
-    """Gradient canaries; on several ranks, rank 0 adds them."""
+    """Gradient canaries. On several ranks, rank 0 adds them, and knows its own share alone."""
 
     def __init__(self, plan: CanaryPlan, loop: Loop) -> None:
         self._loop, self._weights = loop, plan.score == "weights"
@@ -73,17 +76,20 @@ class _Gradients(_Scored):
         start = self._canaries.read(self._trained)
         self._total = start if self._weights else torch.zeros_like(start)
         self._rule: ClippingRule = loop.private.clipping
+        self._others = torch.zeros_like(start)
 
     @property
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return self._loop.private.per_example.trainable
 
-    def accumulate(self, draw: Tensor) -> Tensor:
+    def images_of(self, draw: Tensor) -> Tensor:
+        return draw[draw < self._canaries.first]
+
+    def accumulate(self, draw: Tensor) -> None:
         private = self._loop.private
         self._rule = private.clipping
         if self._loop.ranks.leader:
-            private.accumulate_canaries(self._canaries, draw)
-        return draw[draw < self._canaries.first]
+            self._others = private.accumulate_canaries(self._canaries, draw)
 
     def see(self) -> None:
         if self._weights:
@@ -91,8 +97,9 @@ class _Gradients(_Scored):
         private = self._loop.private
         gradients = {n: p.grad for n, p in self._trained.items() if p.grad is not None}
         self._total += self._canaries.losses(
-            gradients, step=private.step_event, clipping=self._rule, batch=private.sampler.batch
-        )
+            gradients, self._others, step=private.step_event, clipping=self._rule,
+            batch=private.sampler.batch,
+        )  # fmt: skip
 
     def result(self) -> tuple[Tensor, Tensor]:
         end = self._canaries.read(self._trained) if self._weights else 0.0
@@ -107,7 +114,7 @@ class _Images(_Scored):
         self._included = plan.randomness.stream(0, "coins").trials(plan.count, 0.5)
         self._total = self._losses()
 
-    def accumulate(self, draw: Tensor) -> Tensor:
+    def images_of(self, draw: Tensor) -> Tensor:
         canary = draw >= self._first
         there = self._included[(draw - self._first).clamp(min=0)]
         return draw[~canary | there]

@@ -245,11 +245,11 @@ class Loop:
             self.private.clipping = self.plan.clipping_at(number, self.private.clipping)
         if draw is None:
             draw = self.plan.sampler.whole_draw(self.randomness.stream(number, "sample"))
-        draw = self.canaries.accumulate(draw)
         # For dropout and the like, which need not be the same on all ranks.
         generator = self.randomness.generator(number, f"model{self.ranks.rank or ''}")
         with devices.seeded(generator.initial_seed(), self.device):
-            self._accumulate(draw, number)
+            self._accumulate(self.canaries.images_of(draw), number)
+        self.canaries.accumulate(draw)
         ledger = self.ledger
         statistics = self.private.release(
             before=None if ledger is None else lambda event: ledger.record(number, event)

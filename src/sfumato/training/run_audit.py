@@ -17,7 +17,7 @@ from sfumato.io.atomic import write_whole
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.audit.pairs import Array, History
 from sfumato.privacy.audit.result import AuditResult, judge, roc
-from sfumato.privacy.statement import upwards
+from sfumato.privacy.statement import downwards, upwards
 from sfumato.training import run_folder
 from sfumato.training.canaries import SCORES
 from sfumato.training.loop import Loop
@@ -65,7 +65,7 @@ def audit_chart(result: AuditResult, rates: Rates, steps: list[Step] | tuple[Ste
         History(merge(steps)).curve,
         claim=f"the claim, ε = {upwards(result.claim, 3)}",
         lowest=1 / others,
-        title=f"Audit: ε at least {result.epsilon:.3g}",
+        title=f"Audit: ε at least {downwards(result.epsilon)}",
     )
 
 

@@ -77,13 +77,14 @@ def train(
         drawn = draw(private, step)
         images = drawn[drawn < IMAGES]
         private.accumulate(x[images], y[images])
-        private.accumulate_canaries(canaries, drawn)
+        others = private.accumulate_canaries(canaries, drawn)
         rule = private.clipping
         private.release()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         batch = float(private.sampler.batch)
-        released.append(canaries.read(gradients) * batch / rule.sensitivity)
-        losses += canaries.losses(gradients, step=private.step_event, clipping=rule, batch=batch)
+        released.append((canaries.read(gradients) * batch - others) / rule.sensitivity)
+        step_event = private.step_event
+        losses += canaries.losses(gradients, others, step=step_event, clipping=rule, batch=batch)
         optimizer.step()
     moved = start - canaries.read(dict(model.named_parameters()))
     return Trained(canaries, private.history, torch.stack(released), losses, moved)

@@ -118,8 +118,9 @@ def test_the_privacy_loss_is_the_logarithm_of_the_ratio_of_densities() -> None:
     _, canaries = placed(Flat(0.5))
     gradients = {name: torch.randn(shape) for name, shape in canaries.shapes.items()}
     step = Step(0.2, 1.3)
-    found = canaries.losses(gradients, step=step, clipping=Flat(0.5), batch=10.0)
-    x = canaries.read(gradients) * 10 / 0.5
+    others = torch.randn(50, dtype=torch.float64)
+    found = canaries.losses(gradients, others, step=step, clipping=Flat(0.5), batch=10.0)
+    x = (canaries.read(gradients) * 10 - others) / 0.5
     normal = torch.distributions.Normal
     drawn, missed = (normal(shift, 1.3).log_prob(x).exp() for shift in (1.0, 0.0))
     torch.testing.assert_close(found, (0.8 + 0.2 * drawn / missed).log(), rtol=1e-4, atol=1e-4)
@@ -173,3 +174,16 @@ def test_rates_of_a_small_attack_by_hand() -> None:
     assert true_positives(members, others, [0.0, 0.1, 0.6]) == pytest.approx(
         {0.0: 1 / 3, 0.1: 1 / 3, 0.6: 1.0}
     )
+
+
+def test_the_sums_of_other_examples_are_those_accumulated_before() -> None:
+    private, canaries = placed(Flat(0.4))
+    draw = torch.arange(IMAGES, IMAGES + 50)
+    assert not private.accumulate_canaries(canaries, draw).any()
+    private.discard()
+    private.accumulate(torch.randn(6, 20), torch.randint(40, (6,)))
+    others = private.accumulate_canaries(canaries, draw)
+    private.release()
+    sums = {n: 10 * p.grad for n, p in private.per_example.trainable.items()}
+    left = canaries.read(sums) - others
+    torch.testing.assert_close(left, 0.4 * canaries.included.double(), rtol=1e-4, atol=1e-6)

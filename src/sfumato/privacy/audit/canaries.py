@@ -139,10 +139,13 @@ class Canaries:
     def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Sums `(canaries,)` over each canary's coordinates of tensors such as weights.
 
-        They are weighted by what a canary adds there, which is best for telling it from noise.
+        They are weighted by what a canary adds there, which is best for telling it from noise. A
+        tensor that is not given counts as zero.
         """
         found = torch.zeros(self.count, dtype=torch.float64)
         for name, places in self.places.items():
+            if name not in tensors:
+                continue
             there = places >= 0
             index = places[there].to(tensors[name].device)
             values = tensors[name].detach().reshape(-1)[index].cpu().double()
@@ -150,21 +153,30 @@ class Canaries:
         return found
 
     def losses(
-        self, gradients: Mapping[str, Tensor], *, step: Step, clipping: ClippingRule, batch: float
+        self,
+        gradients: Mapping[str, Tensor],
+        others: Tensor,
+        *,
+        step: Step,
+        clipping: ClippingRule,
+        batch: float,
     ) -> Tensor:
         """Privacy losses `(canaries,)` of one release in the coordinates of each canary.
 
-        They are log((1 - q) + q N(x; 1, z²) / N(x; 0, z²)), of what a canary would leave there: the
-        best score of a release for somebody who knows everything but the coins and the draw.
+        They are log((1 - q) + q N(x; 1, z²) / N(x; 0, z²)) of what the release holds there beside
+        the other examples: the best score for somebody who knows these and whether they were drawn,
+        as a guarantee allows, but neither the coins of canaries nor whether they were drawn.
 
         Args:
             gradients: The released gradients, by name.
+            others: The sums of the other examples, as `PrivateGradients.accumulate_canaries`
+                returns them if canaries come last.
             step: The release.
             clipping: The rule that was used for it.
             batch: The expected batch, by which they were divided.
         """
         noise = clipping.gradient_noise(step.noise_multiplier)
-        x = self.read(gradients) * batch / clipping.sensitivity
+        x = (self.read(gradients) * batch - others) / clipping.sensitivity
         exponent = (self.reach * x - self.reach**2 / 2) / max(noise, 1e-9) ** 2
         drawn = torch.tensor(step.q, dtype=torch.float64).log() + exponent
         missed = torch.tensor(1 - step.q, dtype=torch.float64).log()
