@@ -128,7 +128,7 @@ def _attack(
 ) -> None:
     """Attack a finished run, and write what was found."""
     from sfumato import api
-    from sfumato.analysis.membership import membership
+    from sfumato.analysis.membership_inference import membership
     from sfumato.privacy.statement import upwards
     from sfumato.report.audit import draw_membership
     from sfumato.training.devices import pick_device

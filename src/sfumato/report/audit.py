@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sfumato.analysis.membership import Membership
+from sfumato.analysis.membership_inference import Membership
 from sfumato.charts import png, svg
 from sfumato.charts.trade_off import trade_off
 from sfumato.errors import UserError

@@ -65,7 +65,7 @@ class _Scored(CanarySteps):
 
 
 class _Gradients(_Scored):
-    """Gradient canaries. On several ranks, rank 0 adds them, and knows its own share alone."""
+    """Gradient canaries, which rank 0 adds."""
 
     def __init__(self, plan: CanaryPlan, loop: Loop) -> None:
         self._loop, self._weights = loop, plan.score == "weights"
@@ -88,16 +88,18 @@ class _Gradients(_Scored):
     def accumulate(self, draw: Tensor) -> None:
         private = self._loop.private
         self._rule = private.clipping
-        if self._loop.ranks.leader:
-            self._others = private.accumulate_canaries(self._canaries, draw)
+        own = draw if self._loop.ranks.leader else draw[:0]
+        self._others = private.accumulate_canaries(self._canaries, own)
 
     def see(self) -> None:
         if self._weights:
             return
         private = self._loop.private
+        # All ranks have just released together, so that none can fail before the others here.
+        others = self._loop.ranks.total(self._others)
         gradients = {n: p.grad for n, p in self._trained.items() if p.grad is not None}
         self._total += self._canaries.losses(
-            gradients, self._others, step=private.step_event, clipping=self._rule,
+            gradients, others, step=private.step_event, clipping=self._rule,
             batch=private.sampler.batch,
         )  # fmt: skip
 
