@@ -23,8 +23,9 @@ PACKAGES = (
     "sfumato.analysis", "sfumato.data", "sfumato.models", "sfumato.nn", "sfumato.recipes",
     "sfumato.report",
 )  # fmt: skip
-IN_FULL = ("sfumato.train", "sfumato.open", "sfumato.resume", "sfumato.load", "sfumato.Run",
-           "sfumato.privacy.PrivateGradients", "sfumato.privacy.verify.verify")  # fmt: skip
+IN_FULL = ("sfumato.train", "sfumato.audit", "sfumato.open", "sfumato.resume", "sfumato.load",
+           "sfumato.Run", "sfumato.privacy.PrivateGradients",
+           "sfumato.privacy.verify.verify")  # fmt: skip
 """Names with their whole docstrings; of the others the first sentence is shown."""
 
 

@@ -19,7 +19,7 @@ from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato import analysis, data, models, nn, privacy, recipes, report
-    from sfumato.api import open, resume, train
+    from sfumato.api import audit, open, resume, train
     from sfumato.recipe import Recipe
     from sfumato.run import Run
     from sfumato.training.classifier import Classifier, load
@@ -32,6 +32,7 @@ __all__ = [
     "UserError",
     "__version__",
     "analysis",
+    "audit",
     "data",
     "load",
     "models",
@@ -48,7 +49,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "": ("analysis", "data", "models", "nn", "privacy", "recipes", "report"),
-        "api": ("open", "resume", "train"),
+        "api": ("audit", "open", "resume", "train"),
         "errors": ("UserError",),
         "recipe": ("Recipe",),
         "run": ("Run",),

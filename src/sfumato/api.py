@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from sfumato.models import Code, GivenModel
+    from sfumato.training.canaries import AuditSettings
     from sfumato.training.reporter import Reporter
 
 _ARGUMENTS = {
@@ -102,6 +103,83 @@ def train(
     Raises:
         UserError: If the data, the model or a setting cannot be used; a sentence says why.
     """
+    return _trained(
+        data, model=model, epsilon=epsilon, delta=delta, recipe=recipe, seed=seed, out=out,
+        root=root, device=device, reporter=reporter, trust_code=trust_code, settings=settings,
+    )  # fmt: skip
+
+
+def audit(
+    data: object,
+    *,
+    canaries: int | None = None,
+    images: str | None = None,
+    score: str | None = None,
+    model: str | GivenModel | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    recipe: str | Recipe | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    root: str | Path | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+    trust_code: Iterable[Code] = (),
+    **settings: Any,
+) -> Run:
+    """Train once with canaries, and bound epsilon from below, as `sfumato audit` does.
+
+    Args:
+        data: As for `train`.
+        canaries: Number of canaries; 5000, or a tenth of the images if that is less, if None.
+        images: `random` or `mislabelled` for canaries that are images; gradients if None.
+        score: What guesses are made from: `weights` or `released`; the weights if None, and
+            released gradients where an optimizer's updates are not linear in them.
+        model: This and all that follows as for `train`.
+        epsilon: The privacy budget.
+        delta: Well below 1 / number of training images.
+        recipe: The recipe.
+        seed: Makes the audit repeatable.
+        out: The run folder to make.
+        root: Where to look for data sets first.
+        device: Where to train.
+        reporter: Told about progress.
+        trust_code: Modules outside sfumato that may be imported.
+        **settings: Any other setting by its dotted name.
+
+    Returns:
+        The finished run, whose `audit` has the bound and the claim. Its model is not the one to
+        publish.
+
+    Raises:
+        UserError: If the run cannot be made, or cannot be audited so; a sentence says why.
+    """
+    from sfumato.training.canaries import AuditSettings
+
+    return _trained(
+        data, model=model, epsilon=epsilon, delta=delta, recipe=recipe, seed=seed, out=out,
+        root=root, device=device, reporter=reporter, trust_code=trust_code, settings=settings,
+        audit=AuditSettings(canaries, images, score),
+    )  # fmt: skip
+
+
+def _trained(
+    data: object,
+    *,
+    model: str | GivenModel | None,
+    epsilon: float | None,
+    delta: float | None,
+    recipe: str | Recipe | None,
+    seed: int | None,
+    out: str | Path | None,
+    root: str | Path | None,
+    device: str,
+    reporter: Reporter | None,
+    trust_code: Iterable[Code],
+    settings: dict[str, Any],
+    audit: AuditSettings | None = None,
+) -> Run:
+    """Train with the arguments of `train`, and with canaries for an audit."""
     from sfumato.training.pipeline import train
 
     named = {
@@ -125,7 +203,7 @@ def train(
     chosen = _chosen(data, recipe, changes)
     folder = train(
         chosen, data=in_memory, out=out, root=root, device=device, reporter=reporter,
-        trust_code=trusted,
+        trust_code=trusted, audit=audit,
     )  # fmt: skip
     return Run(folder, data=in_memory, root=root, trust_code=trusted, _check=_rank_0())
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from sfumato.data import Dataset
     from sfumato.models import Code, GivenModel
+    from sfumato.privacy.audit.result import AuditResult
     from sfumato.training.classifier import Classifier, Description
     from sfumato.training.reporter import Reporter
 
@@ -190,6 +191,11 @@ class Run:
     def guarantee(self) -> Guarantee | None:
         """The privacy guarantee, so far if the run goes on; None if it cannot be established."""
         return self._judged[0]
+
+    @property
+    def audit(self) -> AuditResult | None:
+        """The result of the audit that the run was made for, if it was."""
+        return self.guarantee.audit if self.guarantee else None
 
     @property
     def problems(self) -> tuple[str, ...]:

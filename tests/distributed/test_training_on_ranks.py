@@ -16,7 +16,7 @@ import torch
 from processes import Failed, on_ranks
 
 from sfumato import data, recipes
-from sfumato.api import resume, train
+from sfumato.api import audit, resume, train
 from sfumato.distributed.ranks import Ranks
 from sfumato.privacy import ledger
 from sfumato.recipe import Recipe
@@ -261,3 +261,17 @@ def test_shares_smaller_than_a_physical_batch_keep_all_ranks_busy(
     for file in (run_folder.LEDGER, run_folder.RECIPE):
         assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "4" / file).read_bytes()
     assert dataclasses.replace(Ranks(), size=4).share(70, 20).tolist() == [*range(20)]
+
+
+def audit_both_ways(folder: Path, few: Path) -> None:
+    for score in ("weights", "released"):
+        audit(tiny(few), canaries=19, score=score, out=folder / score, device="cpu")
+
+
+def test_an_audit_finds_the_same_on_any_number_of_ranks(tmp_path: Path, few: Path) -> None:
+    for size in (1, 2):
+        assert on_ranks(size, audit_both_ways, tmp_path / str(size), few) == [None] * size
+    for score in ("weights", "released"):
+        one, two = (tmp_path / size / score for size in "12")
+        for file in (run_folder.LEDGER, run_folder.STATEMENT, run_folder.AUDIT):
+            assert (one / file).read_bytes() == (two / file).read_bytes()

@@ -18,6 +18,7 @@ from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.accounting.group_privacy import group_epsilon
+from sfumato.privacy.audit.result import AuditResult
 from sfumato.privacy.chapters import statement
 from sfumato.privacy.guarantee import SCHEMA, Guarantee, current_versions
 
@@ -67,7 +68,8 @@ def test_the_json_says_what_an_auditor_needs() -> None:
     ]  # fmt: skip
     assert content["mechanism"] == "Poisson-subsampled Gaussian"
     assert "zero-out" in content["relation"] and content["unit"] == "image"
-    assert set(content) == {"schema", "relation", "mechanism", *(f.name for f in fields(Guarantee))}
+    named = {f.name for f in fields(Guarantee)} - {"canaries", "audit"}  # Of audits alone.
+    assert set(content) == {"schema", "relation", "mechanism", *named}
 
 
 DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -135,3 +137,20 @@ def test_an_own_loop_has_the_same_guarantee_as_data() -> None:
     assert g.spent == private.epsilon(delta=1e-3)
     assert Guarantee.from_dict(json.loads(json.dumps(g.to_dict()))) == g
     assert private.statement(delta=1e-3, data="scans") == statement(g)
+
+
+def test_the_guarantee_of_an_audited_run_has_its_result() -> None:
+    audit = AuditResult(
+        canaries=500, included=240, guesses=100, correct=80, score="a score", epsilon=1.25,
+        epsilon_f_dp=1.0, epsilon_one_run=0.5, claim=3.0, delta=1e-5, accountant="pld",
+        p_value=0.4, confidence=0.95, auroc=0.7,
+    )  # fmt: skip
+    g = replace(example(), canaries=500, audit=audit)
+    assert Guarantee.from_dict(json.loads(json.dumps(g.to_dict()))) == g
+    text = " ".join(statement(g).split())
+    assert "500 canaries, 240 of them in" in text and "ε is at least 1.250" in text
+    assert "does not contradict it" in text and "not the one to publish" in text
+    caught = replace(g, audit=replace(audit, epsilon=3.5, p_value=0.01))
+    assert "**The bound is above the claim" in " ".join(statement(caught).split())
+    with pytest.raises(UserError, match="audit"):
+        Guarantee.from_dict(g.to_dict() | {"audit": {"epsilon": 3.0}})

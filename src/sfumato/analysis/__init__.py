@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sfumato.analysis.curvature import Hessian, Trace, trace_of
     from sfumato.analysis.gradients import GradientNorms, LayerGradient, gradient_norms
     from sfumato.analysis.inference import Prediction, predict_files, probabilities
+    from sfumato.analysis.membership_inference import Membership, membership
     from sfumato.analysis.overview import Analysis, Effort, analyze
     from sfumato.analysis.run_access import draw_images, mechanism, part_of
     from sfumato.analysis.sparsity import Sparsity, l0_eps, sparsity_of
@@ -57,6 +58,7 @@ __all__ = [
     "GradientNorms",
     "Hessian",
     "LayerGradient",
+    "Membership",
     "Prediction",
     "Reliability",
     "Ritz",
@@ -78,6 +80,7 @@ __all__ = [
     "l0_eps",
     "lanczos",
     "mechanism",
+    "membership",
     "negative_log_likelihood",
     "part_of",
     "predict_files",
@@ -107,6 +110,7 @@ __getattr__, __dir__ = lazy(
         "curvature": ("Hessian", "Trace", "trace_of"),
         "gradients": ("GradientNorms", "LayerGradient", "gradient_norms"),
         "inference": ("Prediction", "predict_files", "probabilities"),
+        "membership_inference": ("Membership", "membership"),
         "overview": ("Analysis", "Effort", "analyze"),
         "run_access": ("draw_images", "mechanism", "part_of"),
         "sparsity": ("Sparsity", "l0_eps", "sparsity_of"),

@@ -20,7 +20,7 @@ from sfumato.memory import out_of_memory
 
 VERBS = (
     "train", "pretrain", "tune", "evaluate", "predict", "report", "card", "analyze", "budget",
-    "plan", "verify", "sign", "recipes", "models", "data", "reproduce", "bench",
+    "plan", "verify", "audit", "sign", "recipes", "models", "data", "reproduce", "bench",
 )  # fmt: skip
 
 

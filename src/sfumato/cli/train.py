@@ -250,7 +250,7 @@ def _interruptible(name: str, out: Path | None, resumed: Path | None, code: str)
 
 def _say_result(run: Run, seconds: float) -> None:
     from sfumato.cli.training_progress import console
-    from sfumato.privacy.statement import upwards
+    from sfumato.privacy.statement import downwards, upwards
 
     g = run.guarantee
     for problem in run.problems:
@@ -278,5 +278,9 @@ def _say_result(run: Run, seconds: float) -> None:
         if accuracy is not None:
             console.print(f"{name} [bold]{100 * accuracy:.2f} %[/]", highlight=False)
     console.print(f"privacy        {spent}", highlight=False, soft_wrap=True)
+    if g is not None and g.audit is not None:
+        bound, sure = downwards(g.audit.epsilon), 100 * g.audit.confidence
+        found = f"epsilon at least {bound} ({sure:g} % confidence, {g.audit.canaries} canaries)"
+        console.print(f"audit          {found}", highlight=False, soft_wrap=True)
     console.print(f"time           {seconds:.1f} s, {run.steps} steps", highlight=False)
     console.print(f"files          {run.folder}", highlight=False, soft_wrap=True, markup=False)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sfumato.privacy.accounting.accountants import Step, epsilon
     from sfumato.privacy.accounting.budget import batch_for, noise_multiplier_for, steps_for
     from sfumato.privacy.adaptive import AdaptiveQuantile
+    from sfumato.privacy.audit.canaries import Canaries
+    from sfumato.privacy.audit.result import AuditResult, judge
     from sfumato.privacy.checks.refusals import refuse_mixing_layers
     from sfumato.privacy.clipping import (
         Automatic,
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveQuantile",
+    "AuditResult",
     "Automatic",
     "BatchStatistics",
+    "Canaries",
     "ClippingRule",
     "Flat",
     "GaussianNoise",
@@ -55,6 +59,7 @@ __all__ = [
     "batch_for",
     "cross_entropy",
     "epsilon",
+    "judge",
     "noise_multiplier_for",
     "one_at_a_time",
     "physical_batches",
@@ -69,6 +74,8 @@ __getattr__, __dir__ = lazy(
         "": ("accounting", "verify"),
         "accounting": ("Step", "batch_for", "epsilon", "noise_multiplier_for", "steps_for"),
         "adaptive": ("AdaptiveQuantile",),
+        "audit.canaries": ("Canaries",),
+        "audit.result": ("AuditResult", "judge"),
         "checks.refusals": ("refuse_mixing_layers",),
         "clipping": ("Automatic", "ClippingRule", "Flat", "GroupWise", "Normalised", "Unclipped"),
         "engines.one_at_a_time": ("one_at_a_time",),

@@ -37,14 +37,12 @@ from torch import Tensor
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import joint_noise_multiplier
 from sfumato.privacy.clipping import ClippingRule, check_clip, weights_by_group
-from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.parameter_groups import (
     group_parameters,
     norms_by_group,
     on_device,
     split_evenly,
 )
-from sfumato.privacy.numerics.randomness import Keystream
 
 REACH = 1e6
 """Largest factor between C and its initial value: no sequence of noise makes C 0 or infinite."""
@@ -187,20 +185,3 @@ class AdaptiveQuantile(ClippingRule):
             f"standard deviation {self.observation_noise:g}; σ below is that of the count and the "
             "gradients together"
         )
-
-
-def adapted(
-    rule: ClippingRule, observed: Tensor | None, stream: Keystream, batch: float
-) -> ClippingRule:
-    """The rule after a release, from what it observed and noise of its own.
-
-    Args:
-        rule: The rule of the release.
-        observed: What it observed; None if it observes nothing.
-        stream: Source of the noise.
-        batch: Expected batch.
-    """
-    if observed is None:
-        return rule
-    noise = GaussianNoise(rule.observation_noise)
-    return rule.after(noise.add(observed, sensitivity=1.0, stream=stream), batch)

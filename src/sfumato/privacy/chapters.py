@@ -54,6 +54,7 @@ def chapters(g: Guarantee) -> dict[str, str]:
     one, selected = {1: g.spent if g.selection else g.epsilon["pld"]}, g.selection is not None
     return {
         **({CHOICE: _choice(g, g.selection)} if g.selection else {}),
+        **({"Audit": words.audit(g.audit)} if g.audit else {}),
         f"Several {g.unit}s{' of one person' if g.unit in words.IMAGES else ''}": words.groups(
             {**one, **g.group_epsilon}, g.delta, g.unit, selected=selected
         ),
@@ -86,7 +87,7 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         *(_choice_rows(g, g.selection) if g.selection else []),
         *([("budget asked for", f"{g.budget:g}")] if g.budget is not None else []),
         ("δ", f"{g.delta:g}"),
-        (f"training {g.unit}s N", f"{g.examples}"),
+        (f"training {g.unit}s N", f"{g.examples}{_canaries(g)}"),
         ("sampling", sampling),
         ("steps", steps(g)),
         ("clipping", escaped(g.clipping)),
@@ -183,6 +184,10 @@ def not_covered(g: Guarantee) -> list[str]:
     if g.start:
         lines.append("The choice of the start, if it was made by looking at these images.")
     return [*lines, words.timing(unit)]
+
+
+def _canaries(g: Guarantee) -> str:
+    return f", {g.canaries} canaries of an audit among them" if g.canaries else ""
 
 
 def _headline(g: Guarantee) -> str:

@@ -18,10 +18,14 @@ from sfumato.privacy.accounting.accountants import ACCOUNTANTS, AccountantName, 
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
 from sfumato.privacy.accounting.selection import Selection
+from sfumato.privacy.audit.result import AuditResult
 from sfumato.text import UNIT
 
 SCHEMA = 1
 """Version of the JSON; a reader refuses newer ones."""
+
+_OF_AUDITS = ("canaries", "audit")
+"""Fields that only the guarantee of a run with canaries has in its JSON."""
 
 _PACKAGES = {"PyTorch": "torch", "dp-accounting": "dp-accounting", "NumPy": "numpy"}
 
@@ -67,6 +71,8 @@ class Guarantee:
         model was checked before the first batch and while training. checked_at_end: True if it was
         also checked with the last weights. versions: Versions of the programs that made it, by
         name. digests: SHA-256 of the recipe and of the weights' tensors, where there are files.
+        canaries: Examples among N that were added for an audit. audit: Its result, if there was
+        one.
     """
 
     data: str
@@ -112,6 +118,8 @@ class Guarantee:
     checked_at_end: bool = True
     versions: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    canaries: int = 0
+    audit: AuditResult | None = None
 
     @classmethod
     def accounted(
@@ -207,7 +215,10 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; infinite numbers become None."""
         content = {"schema": SCHEMA, "relation": self.relation, "mechanism": self.mechanism}
-        return content | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        left_out = () if self.canaries else _OF_AUDITS
+        return content | {
+            f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in left_out
+        }
 
     @classmethod
     def from_dict(cls, content: Any, *, where: str = "The guarantee") -> Self:
@@ -239,7 +250,7 @@ class Guarantee:
             raise ValueError(f"it has an unknown field '{min(map(str, unknown))}'")
         found = {}
         for name, read in _READERS.items():
-            if name in _LATER and name not in content:
+            if name in (*_LATER, *_OF_AUDITS) and name not in content:
                 continue
             if name not in content:
                 raise ValueError(f"it has no '{name}'")
@@ -275,7 +286,7 @@ def _reason(error: Exception) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Step):
         return {"q": value.q, "sigma": value.noise_multiplier, "count": value.count}
-    if isinstance(value, Exposure | Selection):
+    if isinstance(value, Exposure | Selection | AuditResult):
         return _plain(value.to_dict())
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
@@ -347,6 +358,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "Mapping[str, float]": _by(str, _cost),
     "Mapping[int, float]": _by(int, _cost),
     "Mapping[str, str]": _by(str, _is(str)),
+    "AuditResult | None": _optional(AuditResult.from_dict),
 }
 _LATER = frozenset(("images_per_unit", "selection", "run_epsilon"))
 """Fields that files of earlier versions lack; they have the default there."""

@@ -176,6 +176,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
     "start": _is_table,
     "noise": _is_table,
     "selection": _is_table,
+    "canaries": _is_table,
 }
 
 

@@ -15,8 +15,8 @@ from sfumato.errors import UserError
 from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step
 from sfumato.privacy.accounting.budget import check_delta, noise_multiplier_for
-from sfumato.privacy.adaptive import adapted
-from sfumato.privacy.checks.refusals import refuse_kinds, refuse_without_noise
+from sfumato.privacy.audit.canaries import Canaries
+from sfumato.privacy.checks.refusals import refuse_parts, refuse_without_noise
 from sfumato.privacy.checks.spot_check import SpotCheck
 from sfumato.privacy.clipped_sum import ClippedSum, Contribution
 from sfumato.privacy.clipping import ClippingRule, Flat, Unclipped
@@ -84,12 +84,7 @@ class PrivateGradients(Releases):
         randomness: Randomness | None = None,
         precision: torch.dtype | Literal["auto"] | None = "auto",
     ) -> None:
-        refuse_kinds(sampler, clipping, noise)
-        if noise.multiplier and clipping.sensitivity == float("inf"):
-            raise UserError(
-                "Noise cannot be scaled to gradients that are not clipped: choose a clipping rule, "
-                "or no noise for a run without privacy."
-            )
+        refuse_parts(sampler, clipping, noise)
         super().__init__(sampler, noise)
         self.randomness = Randomness.shared() if randomness is None else randomness
         self._noises, self._unit = 0, "example" if images == 1 else "unit"
@@ -245,6 +240,22 @@ class PrivateGradients(Releases):
         self._sum.check_parameters(parameters)
         return parameters, self._same_rule(parameters)
 
+    def accumulate_canaries(self, canaries: Canaries, draw: Tensor) -> Tensor:
+        """Add the canaries that are in a draw, or in a rank's share of it, as examples are added.
+
+        The sampler counts canaries as its last examples; others in the draw are passed over.
+
+        Returns:
+            The sum of what was accumulated before in the coordinates of each canary.
+        """
+        batch, gradients = canaries.batch(draw, self.per_example.trainable)
+        self._sum.close(*self._trained())
+        after = self._sum.draw.after(self.sampler, batch.indices, batch)
+        before = canaries.read(self._sum.totals or {})
+        self._add(gradients, gradients.losses, None)
+        self._sum.draw = after
+        return before
+
     @sharing_errors()
     def backward(
         self,
@@ -340,7 +351,6 @@ class PrivateGradients(Releases):
         self._sum.check_parameters(parameters)
         sums = Totals(parameters) if self._sum.totals is None else self._sum.totals
         examples = self._sum.draw.check(self.sampler, self._sum.statistics)
-        noise = GaussianNoise(rule.gradient_noise(event.noise_multiplier))
         # The number of a release never comes again, even if the history is set back.
         number = max(self._noises, self.released) + 1
         observed, statistics = self._sum.observed, self._sum.statistics
@@ -356,19 +366,12 @@ class PrivateGradients(Releases):
             raise
         self._noises = number
         self.count(event)
-        means = sums.noisy_means(
-            parameters,
-            noise,
-            sensitivity=rule.sensitivity,
-            stream=self.randomness.stream(self._noises, "noise"),
-            batch=self.sampler.batch,
-        )
+        means = release.noisy_means(sums)
         for name, parameter in parameters.items():
             parameter.grad = means[name]
         for parameter in others:
             parameter.grad = None
-        stream = self.randomness.stream(self._noises, "counts")
-        self._rule = adapted(rule, observed, stream, self.sampler.batch)
+        self._rule = release.adapted(observed)
         self.discard()
         return statistics
 

@@ -1,4 +1,4 @@
-"""The sum of one release over the ranks of a process group."""
+"""One release: its sum over the ranks of a process group, and what its rule learns from it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sfumato.distributed.ranks import Ranks
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.clipping import ClippingRule
 from sfumato.privacy.draw_count import check_count
+from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.numerics.totals import Totals
 from sfumato.privacy.sampling import PoissonSampler
@@ -63,6 +64,25 @@ class Release:
         others = [] if observed is None else [observed]
         numbers, *rest = sums.add_over_ranks(ranks, statistics.numbers, *others)
         return (rest[0] if rest else None), BatchStatistics(numbers)
+
+    def noisy_means(self, sums: Totals) -> Mapping[str, Tensor]:
+        """The sum with the noise of this release, over the expected batch, by parameter."""
+        return sums.noisy_means(
+            self.parameters,
+            GaussianNoise(self.rule.gradient_noise(self.event.noise_multiplier)),
+            sensitivity=self.rule.sensitivity,
+            stream=self.randomness.stream(self.number, "noise"),
+            batch=self.sampler.batch,
+        )
+
+    def adapted(self, observed: Tensor | None) -> ClippingRule:
+        """The rule after this release, from what it observed and noise of its own."""
+        if observed is None:
+            return self.rule
+        stream = self.randomness.stream(self.number, "counts")
+        noise = GaussianNoise(self.rule.observation_noise)
+        noisy = noise.add(observed, sensitivity=1.0, stream=stream)
+        return self.rule.after(noisy, self.sampler.batch)
 
     def _facts(self) -> dict[str, str]:
         layout = hashlib.sha256()

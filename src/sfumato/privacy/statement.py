@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal, localcontext
 
 from sfumato.privacy.accounting.group_privacy import MOST
+from sfumato.privacy.audit.result import AuditResult
 
 _SMALL = 1.0
 LARGE = 10.0
@@ -162,6 +163,40 @@ def groups(values: Mapping[int, float], delta: float, unit: str, *, selected: bo
 | {unit}s {whose} | {" | ".join(map(str, values))} |
 |---|{"---|" * len(shown)}
 | ε | {" | ".join(shown)} |"""
+
+
+def audit(found: AuditResult) -> str:
+    """The result of an audit, and why the audited model is not the one to publish."""
+    a = found
+    done = (
+        f"This run was audited. It was trained with {a.canaries} canaries, {a.included} of them in "
+        f"by the toss of a coin; N and q above count all of them. By {a.score}, the coins of "
+        f"{a.guesses} were guessed, a number that was fixed in advance, and {a.correct} guesses "
+        f"were right."
+    )
+    bound = (
+        f"With {100 * a.confidence:g} % confidence ε is at least {downwards(a.epsilon)} at "
+        f"δ = {a.delta:g} (exact order statistics; {downwards(a.epsilon_f_dp)} by the trade-off "
+        f"function, {downwards(a.epsilon_one_run)} by (ε, δ) alone), and the steps claim "
+        f"{upwards(a.claim)}."
+    )
+    verdict = (
+        f"**The bound is above the claim: the guarantee does not hold.** If it did, so many right "
+        f"guesses would have a probability of at most {a.p_value:.2g}."
+        if a.exceeds
+        else "The bound is not above the claim, so the audit does not contradict it. It cannot "
+        "prove it: a lower bound says what an attack found, not what none can find."
+    )
+    after = (
+        "A model with canaries is not the one to publish: they take a part of every draw, and what "
+        "they leave in the weights is noise. Train once more without an audit."
+    )
+    return "\n\n".join(filled(part) for part in (f"{done} {bound}", verdict, after))
+
+
+def downwards(epsilon: float) -> str:
+    """A lower bound to three decimal places, rounded down, so that it holds."""
+    return f"{math.floor(epsilon * 1000) / 1000:.3f}"
 
 
 def threat_model(unit: str) -> str:

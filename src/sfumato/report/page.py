@@ -14,7 +14,7 @@ from sfumato import version
 from sfumato.charts import style
 from sfumato.charts.chart import SERIES
 from sfumato.io import new_file
-from sfumato.report import detail, sections
+from sfumato.report import audit, detail, sections
 from sfumato.report.markup import TEMPLATES, Safe
 from sfumato.report.measure import Measured, measure
 from sfumato.run import Run
@@ -43,7 +43,8 @@ def page(
     shown = []
     for index, (run, found) in enumerate(zip(runs, measured, strict=True)):
         results, more = detail.test_results(run, found, f"run{index}")
-        data |= more
+        audited, drawn = audit.section(run, f"run{index}-audit")
+        data |= more | drawn
         shown.append(
             {
                 "name": run.name,
@@ -51,6 +52,7 @@ def page(
                 "swatch": sections.swatch(index),
                 "headline": sections.headline(run, found),
                 "privacy": detail.privacy(run),
+                "audit": audited,
                 "results": results,
                 "samples": detail.samples(found),
                 "recipe": detail.recipe(run, shareable=shareable, alone=alone),

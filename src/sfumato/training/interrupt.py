@@ -6,7 +6,16 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved its state."""
+
+    def __init__(self, folder: Path, step: int, signal: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.folder, self.step, self.signal = folder, step, signal
 
 
 class StopRequest:

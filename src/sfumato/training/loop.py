@@ -24,6 +24,7 @@ from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
 from sfumato.training import (
+    canary_steps,
     checkpoint,
     devices,
     optimizers,
@@ -33,10 +34,12 @@ from sfumato.training import (
     trouble,
 )
 from sfumato.training.averaging import Average
+from sfumato.training.canaries import CanaryPlan
 from sfumato.training.draw_feed import DrawFeed
 from sfumato.training.drawn_images import UnitImages
 from sfumato.training.evaluation import evaluate, evaluate_rows
 from sfumato.training.initial.frozen_features import frozen_features
+from sfumato.training.interrupt import Stopped as Stopped
 from sfumato.training.interrupt import StopRequest
 from sfumato.training.metrics import MANY, Metrics, coarse
 from sfumato.training.reporter import Progress, Reporter
@@ -46,14 +49,6 @@ from sfumato.training.setup import Plan
 _CHECKPOINT_SECONDS = 20.0
 _SETTLED = 3
 """Number of steps after which the remaining time can be estimated."""
-
-
-class Stopped(Exception):
-    """The run was asked to stop and has saved its state."""
-
-    def __init__(self, folder: Path, step: int, signal: int) -> None:
-        super().__init__(f"stopped after step {step}")
-        self.folder, self.step, self.signal = folder, step, signal
 
 
 @dataclass
@@ -71,6 +66,7 @@ class Loop:
     folder: Path
     physical_batch: int
     reporter: Reporter
+    canary_plan: CanaryPlan | None = None
     step: int = 0
     not_finite: int = 0
 
@@ -116,6 +112,7 @@ class Loop:
             self.average = Average(
                 self.model, t.average, kind=t.average_kind, steps=self.plan.steps
             )
+        self.canaries = canary_steps.begin(self.canary_plan, self)
         self.epoch = 1 / self.plan.sampler.rate
         self.watch = schedules.watch(r, self.epoch)
         self._unread = BatchStatistics()
@@ -153,6 +150,7 @@ class Loop:
         checkpoint.restore_optimizer(self.optimizer, state)
         if self.average is not None:
             self.average.load(state.part("average"))
+        self.canaries.load(state.part("canaries"))
         self.step = state.step
         self.private.history = self.plan.history(state.step)
         self.private.clipping = self.private.clipping.restored(state.numbers.get("clipping", {}))
@@ -170,6 +168,7 @@ class Loop:
         tensors |= {f"model/{n}": t for n, t in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"average/{n}": t for n, t in self.average.tensors.items()}
+        tensors |= {f"canaries/{n}": t for n, t in self.canaries.state().items()}
         numbers |= {"physical_batch": self.feed.physical_batch}
         if self.recipe.exact_metrics:
             numbers |= {"not_finite": self.not_finite}
@@ -252,11 +251,13 @@ class Loop:
         # For dropout and the like, which need not be the same on all ranks.
         generator = self.randomness.generator(number, f"model{self.ranks.rank or ''}")
         with devices.seeded(generator.initial_seed(), self.device):
-            self.feed.accumulate(draw, number)
+            self.feed.accumulate(self.canaries.images_of(draw), number)
+        self.canaries.accumulate(draw)
         ledger = self.ledger
         statistics = self.private.release(
             before=None if ledger is None else lambda event: ledger.record(number, event)
         )
+        self.canaries.see()
         trouble.check_divergence(self.recipe, statistics, number)
         o, noise = self.recipe.optimizer, self.plan.effective_noise(number)
         scale = self.watch.scale * schedules.noise_scale(o, noise)
@@ -300,15 +301,16 @@ class Loop:
             part: `train`, `validation` or `test`.
             averaged: Use averaged weights, if there are any; else those of the last step.
         """
-        weights: AbstractContextManager[None] = nullcontext()
-        if averaged and self.average is not None:
-            weights = self.average.applied(self.model)
-        with weights:
+        with self.released_weights() if averaged else nullcontext():
             if part == "validation" and self.features is not None:
                 self._held = self._held or self.features.held_out(self._store(part))
                 return evaluate_rows(self.features.end, *self._held)
             kind = self.recipe.training.test_views if part == "test" else "none"
             return evaluate(self.model, self._store(part), test_views=kind, ranks=self.ranks)
+
+    def released_weights(self) -> AbstractContextManager[None]:
+        """Give the model the weights that are released within a `with` block."""
+        return self.average.applied(self.model) if self.average is not None else nullcontext()
 
     def _validate(self) -> dict[str, float]:
         """Results on validation images, of averaged weights and of those of the last step."""

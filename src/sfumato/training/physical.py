@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 from statistics import NormalDist
 
 import torch
@@ -52,6 +54,20 @@ def physical_batch(
     if rows is not None:
         largest = min(largest, max(1, rows // views))
     return least_work(sampler, largest, overhead=_OVERHEAD / views)
+
+
+def memory_budget(device: torch.device) -> int:
+    """Bytes that a physical batch may take."""
+    if device.type == "cuda":
+        # Memory of an earlier run in the same process is no longer in use.
+        gc.collect()
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0] * 0.6)
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        free = 1 << 32
+    return min(free // 4, 1 << 30)
 
 
 def rank_batch(size: int, sampler: PoissonSampler, ranks: int) -> int:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from sfumato.data import Dataset
 from sfumato.data.adapt import adapt
@@ -25,13 +21,14 @@ from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
 from sfumato.training import checkpoint, devices, run_folder, setup, snapshots
+from sfumato.training.canaries import AuditSettings, CanaryPlan
 from sfumato.training.classifier import weights_digest
 from sfumato.training.drawn_images import images_at_once
 from sfumato.training.initial import parameters, prior, start
 from sfumato.training.interrupt import stop_on_signal
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
-from sfumato.training.physical import ROWS, physical_batch
+from sfumato.training.physical import ROWS, memory_budget, physical_batch
 from sfumato.training.rank_agreement import (
     check_alike,
     check_data,
@@ -66,6 +63,7 @@ def train(
     reporter: Reporter | None = None,
     trust_code: Iterable[Code] = (),
     selection: Selection | None = None,
+    audit: AuditSettings | None = None,
 ) -> Path:
     """Train a new model.
 
@@ -80,6 +78,7 @@ def train(
             from, may name, or the model itself; no other code is imported, except installed timm
             and torchvision.
         selection: The choice among runs of which this is one; the budget is that of the choice.
+        audit: The canaries to train with, for an audit; None for a model to use.
 
     Returns:
         The run folder.
@@ -92,6 +91,8 @@ def train(
     where = devices.pick_device(device, recipe.training.precision)
     check_alike(ranks, recipe, where)
     if prior.concerns(recipe):
+        if audit is not None:
+            raise UserError("Images that the program draws show nobody: there is nothing to audit.")
         _refuse_ranks(ranks)
         return prior.train(recipe, out=out, device=where, reporter=reporter, trust=trust)
     donor = start.open_donor(recipe, trust_code=trust.code)
@@ -108,17 +109,23 @@ def train(
     if donor:
         words = parameters.describe(model, donor, recipe.start, classes=len(dataset.classes))
         origin = replace(origin, words=words)
+    canaries, own_data = None, dataset
+    if audit is not None:
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        canaries = audit.plan(recipe, dataset, trained, randomness)
+        dataset = canaries.extended(dataset)
+        plan = setup.plan(recipe, canaries.examples(dataset), before=origin.before)
     remarks = setup.check_methods(recipe, plan, dataset, model)
     for remark in (*remarks, *parameters.remarks(recipe, origin, model)):
         reporter.say(remark)
     views = recipe.training.views + recipe.training.self_mix
     views *= images_at_once(dataset.train, recipe.data.per_unit)
     physical = recipe.training.physical_batch or physical_batch(
-        model, plan.sampler, dataset, views, _memory(where),
+        model, plan.sampler, dataset, views, memory_budget(where),
         rows=ROWS if where.type == "cuda" else None,
     )  # fmt: skip
     physical = ranks.from_leader(physical)
-    header = _header(recipe, plan, dataset, randomness, physical, origin)
+    header = _header(recipe, plan, own_data, randomness, physical, origin, canaries)
     check_data(ranks, header["data"], model)
     header |= {"noise": noise_from(where)}
     if recipe.model.name.startswith(GIVEN):
@@ -134,7 +141,7 @@ def train(
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
             Metrics(own and own / run_folder.METRICS, clock=recipe.exact_metrics),
-            folder, physical, reporter,
+            folder, physical, reporter, canaries,
         )  # fmt: skip
         return _go(loop)
 
@@ -256,9 +263,12 @@ def _resume(
         raise UserError(
             f"{error} (The run was trained on '{recipe.data.name}'; --data says where it is now.)"
         ) from None
-    plan = setup.plan(recipe, dataset.train.examples, before=origin.before, selection=selection)
+    canaries, own_data = CanaryPlan.of(header), dataset
+    dataset = canaries.extended(dataset) if canaries else dataset
+    examples = canaries.examples(dataset) if canaries else dataset.train.examples
+    plan = setup.plan(recipe, examples, before=origin.before, selection=selection)
     physical = int(header.get("physical_batch", 0))
-    expected = _header(recipe, plan, dataset, randomness, physical, origin)
+    expected = _header(recipe, plan, own_data, randomness, physical, origin, canaries)
     refuse_changes(folder, header, expected, recipe)
     state: checkpoint.Checkpoint | None = None
     if ledger:
@@ -290,6 +300,7 @@ def _resume(
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
             Metrics(file, upto=done, clock=recipe.exact_metrics), folder, physical, reporter,
+            canaries,
         )  # fmt: skip
         if state is not None:
             with checkpoint.explained(state, folder):
@@ -321,6 +332,7 @@ def _header(
     randomness: Randomness,
     physical: int,
     origin: start.Origin,
+    canaries: CanaryPlan | None,
 ) -> dict[str, Any]:
     """The first line of the ledger: the mechanism, its settings and its data."""
     unit = recipe.data.unit
@@ -328,7 +340,7 @@ def _header(
         "version": run_folder.VERSION,
         "mechanism": "Poisson-subsampled Gaussian" if recipe.privacy.enabled else "none",
         "relation": f"add or remove one {'example' if unit == 'image' else unit}",
-        "examples": dataset.train.examples,
+        "examples": plan.sampler.examples,
         "rate": plan.sampler.rate,
         "sigma": plan.noise.multiplier,
         **({"sigmas": steps_to_list(plan.history(plan.steps))} if plan.schedule else {}),
@@ -342,6 +354,7 @@ def _header(
         "recipe": recipe.to_dict(),
         **({"start": origin.to_dict()} if origin.weights else {}),
         **({"selection": plan.selection.to_dict()} if plan.selection else {}),
+        **(canaries.header if canaries else {}),
     }
 
 
@@ -371,17 +384,3 @@ def _grey_after_colour(recipe: Recipe, donor: start.Donor, dataset: Dataset) -> 
     """Tell whether images need the channels that transferred layers were trained with."""
     free = recipe.start.how == "transfer" and recipe.data.channels is None
     return free and (dataset.channels, donor.description.channels) == (1, 3)
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes that a physical batch may take."""
-    if device.type == "cuda":
-        # Memory of an earlier run in the same process is no longer in use.
-        gc.collect()
-        torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info(device)[0] * 0.6)
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        free = 1 << 32
-    return min(free // 4, 1 << 30)

@@ -135,7 +135,8 @@ def changed(folder: Path, recipe: Recipe, header: Mapping[str, Any], dataset: Da
     """A note if the training images differ from those of the ledger, if that can be told."""
     if "examples" not in header:
         return []
-    same = int(header["examples"]) == dataset.train.examples
+    canaries = header.get("canaries", {}).get("count", 0)
+    same = int(header["examples"]) - canaries == dataset.train.examples
     seed, key = recipe.training.seed, folder / run_folder.KEY
     if same and (seed is not None or key.is_file()):
         own = key.read_bytes() if seed is None else Origin.of(header).seeded_randomness(seed).key

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,14 @@ from sfumato.training.classifier import Description, save_weights, weights_diges
 from sfumato.training.initial import parameters
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import MANY, coarse
+from sfumato.training.run_audit import audited
 from sfumato.training.run_guarantee import guarantee_of, recipe_digest
 
 
 def _check_examples(loop: Loop) -> None:
     """Check on real examples, with the weights of the last step, that none reaches another."""
     source = secrets.SystemRandom()
-    examples = source.choices(range(loop.plan.sampler.examples), k=loop.feed.at_once)
+    examples = source.choices(range(loop.dataset.train.examples), k=loop.feed.at_once)
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     drawn = loop.feed.units.of(torch.tensor(examples), loop.step + 1)
     drawn = drawn.first(loop.private.images).to(loop.device)
@@ -94,7 +94,7 @@ def _write(loop: Loop, ledger: Ledger) -> None:
         recipe.model.batchnorm_to,
     )  # fmt: skip
     text = chapters.statement(guarantee)
-    with _averaged(loop):
+    with loop.released_weights():
         save_weights(folder / run_folder.WEIGHTS, loop.model, description, statement=text)
     content = json.dumps(guarantee.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / run_folder.GUARANTEE, f"{content}\n".encode())
@@ -109,11 +109,6 @@ def _write(loop: Loop, ledger: Ledger) -> None:
             f"{loop.not_finite} times an example was left out of a step because its gradient was "
             "not finite."
         )
-
-
-def _averaged(loop: Loop) -> AbstractContextManager[None]:
-    """Give the model the weights that are released within a `with` block."""
-    return loop.average.applied(loop.model) if loop.average is not None else nullcontext()
 
 
 def _count_plan(loop: Loop, ledger: Ledger) -> None:
@@ -140,12 +135,13 @@ def _rule_in_words(loop: Loop) -> str:
 def _guarantee(loop: Loop, ledger: Ledger) -> Guarantee:
     """The guarantee of this release: the ledger's, with the facts that only the run knows."""
     d, header = loop.dataset, ledger.header
-    with _averaged(loop):
+    with loop.released_weights():
         digests = {"recipe": recipe_digest(header), "weights": weights_digest(loop.model)}
     private: dict[str, Any] = {}
     if loop.recipe.privacy.enabled:
         held_out = len(d.validation) if d.validation is not None else 0
         private |= {
+            "audit": audited(loop, ledger.history()),
             "clipping": _rule_in_words(loop),
             "validation": held_out,
             "checked_at_end": True,

@@ -25,6 +25,8 @@ WEIGHTS = "model.safetensors"
 STATEMENT = "statement.md"
 GUARANTEE = "guarantee.json"
 CURVES = "curves.png"
+AUDIT = "audit.json"
+AUDIT_PICTURE = "audit.png"
 CHECKPOINTS = "checkpoints"
 KEY = "secret.key"
 VERSION = 2
@@ -82,6 +84,11 @@ def check_run(folder: Path) -> None:
             f"{folder} is not a run folder: it holds neither {LEDGER} nor {RECIPE}. Give folders "
             "that `sfumato train` made, such as runs/digits-001."
         )
+
+
+def is_run(path: Path) -> bool:
+    """Tell whether a path is the folder of a run that began."""
+    return (path / LEDGER).is_file()
 
 
 def refuse_links(folder: Path) -> None:

@@ -36,6 +36,7 @@ _AGREE = 1e-3
 
 _NOT_IN_LEDGER = (
     "clipping", "validation", "start", "versions", "digests", "taken", "checked_at_end",
+    "audit",
 )  # fmt: skip
 _SENTENCES = ("split", "looked")
 
@@ -116,6 +117,7 @@ def guarantee_of(
         looked=schedules.looks(recipe),
         rates_looked=recipe.optimizer.schedule == "plateau",
         tuned=p.tuned,
+        canaries=int(header.get("canaries", {}).get("count", 0)),
         start_seeded=origin.seeded,
         start_names=origin.also,
         start_looked=origin.looked,
@@ -258,6 +260,8 @@ def _of_file(stated: Guarantee, follows: Guarantee, weights: Mapping[str, Any]) 
     found = _contradictions(f"{run_folder.GUARANTEE} states", stated.to_dict(), wanted)
     if not stated.start.startswith(follows.start):
         found.append(f"{run_folder.GUARANTEE} states another start than the ledger")
+    if stated.canaries != follows.canaries or bool(stated.audit) != bool(stated.canaries):
+        found.append(f"{run_folder.GUARANTEE} states another audit than the ledger")
     digests = {**follows.digests, **({"weights": weights.get(TENSORS)} if weights else {})}
     for name, digest in digests.items():
         if stated.digests.get(name) != digest:

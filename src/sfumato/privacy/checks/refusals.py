@@ -120,8 +120,8 @@ def refuse_without_noise(parameters: dict[str, nn.Parameter]) -> None:
             )
 
 
-def refuse_kinds(sampler: object, clipping: object, noise: object) -> None:
-    """Refuse parts of the mechanism that are of another kind, such as bare numbers."""
+def refuse_parts(sampler: object, clipping: object, noise: object) -> None:
+    """Refuse parts of the mechanism that are of another kind, or that do not go together."""
     wanted = (
         ("sampler", sampler, PoissonSampler, "PoissonSampler(examples=N, batch=B)"),
         ("clipping", clipping, ClippingRule, "Flat(C)"),
@@ -130,3 +130,9 @@ def refuse_kinds(sampler: object, clipping: object, noise: object) -> None:
     for name, given, kind, example in wanted:
         if not isinstance(given, kind):
             raise UserError(f"{name} must be something like {example}, not {given!r}.")
+    assert isinstance(clipping, ClippingRule) and isinstance(noise, GaussianNoise)
+    if noise.multiplier and clipping.sensitivity == float("inf"):
+        raise UserError(
+            "Noise cannot be scaled to gradients that are not clipped: choose a clipping rule, or "
+            "no noise for a run without privacy."
+        )

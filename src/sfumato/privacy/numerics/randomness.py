@@ -137,6 +137,11 @@ class Randomness:
     def _derived(self, step: int, purpose: str, size: int) -> bytes:
         return hashlib.shake_256(self.key + f"|{step}|{purpose}".encode()).digest(size)
 
+    def subkey(self, purpose: str) -> Randomness:
+        """A key of its own for one purpose, which says nothing about this one."""
+        key = self._derived(0, f"key of {purpose}", chacha20.KEY_BYTES)
+        return Randomness(key, self.seeded)
+
     def stream(self, step: int, purpose: str) -> Keystream:
         """The key stream of one purpose (`sample`, `noise`) in one step.
 

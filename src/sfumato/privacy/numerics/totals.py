@@ -58,11 +58,14 @@ class Totals(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._parts)
 
-    def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
-        """Tell whether these are the parameters that were summed."""
-        return self.keys() == parameters.keys() and all(
-            part.shape == parameters[name].shape for name, part in self.items()
-        )
+    def check_fits(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Refuse parameters other than those that were summed."""
+        if self.keys() != parameters.keys() or any(
+            part.shape != parameters[name].shape for name, part in self.items()
+        ):
+            raise RuntimeError(
+                "parameters were frozen or unfrozen, or replaced, between accumulate and release"
+            )
 
     def add(self, names: Sequence[str], sums: Sequence[Tensor]) -> None:
         """Add the sums of a physical batch; nothing is added if this raises."""
