@@ -175,3 +175,19 @@ def test_a_plan_in_a_ledger_is_read_strictly() -> None:
         damage(header["canaries"])
         with pytest.raises(UserError, match="canaries that cannot be read"):
             CanaryPlan.of(header)
+
+
+def test_canaries_stand_for_units_of_several_images(tmp_path: Path) -> None:
+    pixels, labels = images(1800)
+    given: dict[str, Any] = {
+        "epsilon": 4.0, "seed": 2, "device": "cpu", "model": network, "recipe": "from-scratch",
+        "training.batch": 60, "training.steps": 6, "data.unit": "patient", "data.per_unit": 2,
+        "start.source": "", "training.views": 1,
+    }  # fmt: skip
+    data = pixels, labels, np.arange(1800) // 3
+    run = api.audit(data, canaries=40, out=tmp_path / "run", **given)
+    assert not run.problems and run.audit is not None and run.audit.canaries == 40
+    assert run.header["examples"] == 40 + run.dataset.train.examples
+    assert run.guarantee is not None and run.guarantee.unit == "patient"
+    with pytest.raises(UserError, match="An image canary stands for a unit of one image"):
+        api.audit(data, canaries=40, images="random", out=tmp_path / "other", **given)
