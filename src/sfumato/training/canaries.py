@@ -159,7 +159,8 @@ class AuditSettings:
 
     def _count(self, kind: str, dataset: Dataset, coordinates: int) -> int:
         examples, limits = dataset.train.examples, {}
-        limits[f"a tenth of the {examples} training examples"] = examples // _IMAGES
+        word = "images" if dataset.train.units is None else "units"
+        limits[f"a tenth of the {examples} training {word}"] = examples // _IMAGES
         if kind == "gradient":
             limits[f"the {coordinates} trained parameters, one for each"] = coordinates
         if kind == "mislabelled":
