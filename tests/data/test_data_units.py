@@ -84,14 +84,17 @@ def test_units_of_one_image_are_mentioned() -> None:
 
 def test_units_of_paths() -> None:
     paths = ["a/P1/x.png", "a/P2/x.png", "b/P1/y.png"]
-    assert units_of_paths(paths, "patient", "", depth=1) == ["P1", "P2", "P1"]
+    assert list(units_of_paths(paths, "patient", "", depth=1)) == ["P1", "P2", "P1"]
     with_parts = [f"train/{path}" for path in paths]
-    assert units_of_paths(with_parts, "patient", "", depth=2) == ["P1", "P2", "P1"]
+    assert list(units_of_paths(with_parts, "patient", "", depth=2)) == ["P1", "P2", "P1"]
+    series = ["a/P1/left/x.png", "a/P1/right/x.png"]
+    assert list(units_of_paths(series, "patient", "", depth=1)) == ["P1", "P1"]
     names = ["a/P1_001.png", "b/P22_7.png"]
-    assert units_of_paths(names, "patient", r"(?P<unit>P\d+)_", depth=1) == ["P1", "P22"]
+    pattern = r"(?P<unit>P\d+)_"
+    assert list(units_of_paths(names, "patient", pattern, depth=1)) == ["P1", "P22"]
     for pattern, sentence in (
         ("", r"class/patient/image\.png"), ("P", "no group named unit"), ("(", "is no pattern"),
         (r"(?P<unit>Q\d+)", r"finds no patient in the path 'a/P1_001\.png'"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=sentence):
-            units_of_paths(names, "patient", pattern, depth=1)
+            list(units_of_paths(names, "patient", pattern, depth=1))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato.cli.terminal import Terminal, echo
+from sfumato.cli.units import UNIT, UNIT_PATTERN
 
 if TYPE_CHECKING:
     from sfumato.data import Dataset
@@ -66,6 +67,8 @@ def show(
     validation: float = typer.Option(0.0, help="Fraction of train to set aside for validation."),
     test_fraction: float = typer.Option(0.2, help="Fraction to set aside if there is no test set."),
     split_seed: int = typer.Option(0, help="Decides which images are set aside."),
+    unit: str = UNIT,
+    unit_pattern: str = UNIT_PATTERN,
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Leave damaged images out instead of refusing them."
     ),
@@ -76,13 +79,15 @@ def show(
     from sfumato.data import load
     from sfumato.data.catalogue import DRAWN
     from sfumato.data.sample_sheet import check_new_png, save_sheet
+    from sfumato.data.units import IMAGE, with_unit
 
     if picture is not None:
         check_new_png(picture)
     if data == DRAWN:
         _show_drawn(channels or 3, picture)
         return
-    dataset = load(
+    unit = unit or IMAGE
+    whole = load(
         data,
         root=data_root,
         size=size,
@@ -91,10 +96,13 @@ def show(
         validation=validation,
         test_fraction=test_fraction,
         split_seed=split_seed,
+        unit=unit,
+        unit_pattern=unit_pattern or "",
         skip_unreadable=skip_unreadable,
         cache=cache,
     )
-    _describe(dataset)
+    dataset = with_unit(whole, unit)
+    _describe(dataset, unit)
     if picture is not None:
         save_sheet(dataset, picture)
         echo(f"Samples: {picture}")
@@ -115,7 +123,7 @@ def _show_drawn(channels: int, picture: Path | None) -> None:
         echo(f"Samples: {picture}")
 
 
-def _describe(dataset: Dataset) -> None:
+def _describe(dataset: Dataset, unit: str) -> None:
     import numpy as np
     from rich.table import Table
 
@@ -123,6 +131,9 @@ def _describe(dataset: Dataset) -> None:
     echo(f"{dataset.name}, from {dataset.source}")
     counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items())
     echo(f"Images: {counts}")
+    if dataset.train.units is not None:
+        counts = ", ".join(f"{part.examples:,} {name}" for name, part in parts.items())
+        echo(f"Units of privacy ({unit}): {counts}")
     height, width = dataset.size
     kind = dataset.train.images.dtype.name
     echo(f"Size: {dataset.channels}×{height}×{width} (channels×height×width), {kind}")

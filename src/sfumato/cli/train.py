@@ -16,6 +16,7 @@ from sfumato.cli.processes import GPUS, restarted, together
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE, again
 from sfumato.cli.trust import named as named_code
+from sfumato.cli.units import UNIT, UNIT_PATTERN
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
 from sfumato.training import run_folder
@@ -65,12 +66,8 @@ def train(
     ),
     data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
     size: int = typer.Option(None, help="Side to which images are scaled; see README."),
-    unit: str = typer.Option(
-        None, metavar="WORD", help="Unit of privacy, such as patient, with all of its images."
-    ),
-    unit_pattern: str = typer.Option(
-        None, metavar="REGEX", help="Pattern of file paths whose group `unit` is the unit."
-    ),
+    unit: str = UNIT,
+    unit_pattern: str = UNIT_PATTERN,
     model: str = typer.Option(None, help="Model, instead of the recipe's; also timm:NAME."),
     batchnorm_to: str = BATCHNORM_TO,
     epsilon: float = typer.Option(None, help="Privacy budget."),

@@ -36,7 +36,7 @@ def list_folder(root: Path) -> Listing:
     if not parts or (len(parts) == 1 and len(folders) > 1):
         found = _Found(root, _classes(root, root))
         train = found.add(root)
-        return found.listing(train)
+        return found.listing(train, depth=1)
     if len(parts) < len(folders):
         others = ", ".join(name for name in folders if name not in parts)
         raise UserError(
@@ -72,7 +72,7 @@ def _divided(root: Path, names: dict[str, str]) -> Listing:
     if "validation" in parts and "test" not in parts:
         parts["test"] = parts.pop("validation")
         notes = (f"There is no test folder: {roles['validation']}/ is the test set.",)
-    return found.listing(**parts, notes=notes)
+    return found.listing(**parts, notes=notes, depth=2)
 
 
 class _Found:
@@ -116,6 +116,8 @@ class _Found:
         test: Array | None = None,
         validation: Array | None = None,
         notes: tuple[str, ...] = (),
+        *,
+        depth: int,
     ) -> Listing:
         """What was found, as a listing."""
         none = np.empty(0, dtype=np.int64)
@@ -128,6 +130,7 @@ class _Found:
             none if test is None else test,
             none if validation is None else validation,
             (*notes, *self._ignored()),
+            depth=depth,
         )
 
     def _images(self, folder: Path) -> Iterator[str]:

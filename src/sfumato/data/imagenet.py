@@ -86,6 +86,7 @@ def _together(root: Path, train: Listing, test: list[tuple[str, int]]) -> Listin
         train=positions[: -len(test)],
         test=positions[-len(test) :],
         notes=(),
+        depth=None,
     )
 
 

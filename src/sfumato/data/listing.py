@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,8 @@ from sfumato.data.catalogue import constants
 from sfumato.data.decoding import decode_images
 from sfumato.data.image_files import ImageFiles
 from sfumato.data.imageset import Array, Dataset, ImageSet
-from sfumato.data.split import Rule, independent, stratified
+from sfumato.data.split import Rule, by_unit, independent, stratified
+from sfumato.data.units import IMAGE, refuse_divided_units, unit_numbers, units_of_paths
 from sfumato.errors import UserError
 
 PARTS = {
@@ -46,6 +48,10 @@ class Listing:
         test: positions of the test images.
         validation: positions of the validation images.
         notes: sentences about choices made, for the user to read.
+        units: the unit of privacy of each image, int64 (see `sfumato.data.units`); None if each
+            image is one.
+        depth: number of folders above what is in a class's folder, in paths below ``root``; None
+            if images have no such folders.
     """
 
     root: Path
@@ -56,6 +62,47 @@ class Listing:
     test: Array = field(default_factory=_none)
     validation: Array = field(default_factory=_none)
     notes: tuple[str, ...] = ()
+    units: Array | None = None
+    depth: int | None = None
+
+    def parts(self) -> dict[str, Array]:
+        """Positions of the parts that have images, by name."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: positions for name, positions in parts.items() if len(positions)}
+
+
+def units_from_paths(listing: Listing, unit: str, pattern: str) -> Listing:
+    """The listing with the units of privacy that its paths name.
+
+    Args:
+        listing: Images in files or shards.
+        unit: The word for a unit; `image` if every image is one.
+        pattern: See `sfumato.data.units.units_of_paths`.
+
+    Raises:
+        UserError: An image has no unit, or images of one unit are in two parts.
+    """
+    if unit == IMAGE:
+        return listing
+    if listing.depth is None and not pattern:
+        raise UserError(
+            f"Nothing says which images of {listing.root} belong to one {unit}: give a pattern of "
+            r'their names, such as --unit-pattern "(?P<unit>P\d+)_".'
+        )
+
+    def names(positions: Array) -> Iterator[str]:
+        paths = listing.files.names(positions)
+        return units_of_paths(paths, unit, pattern, depth=listing.depth or 0)
+
+    units = unit_numbers(names(np.arange(len(listing.files))))
+    refuse_divided_units(
+        units,
+        listing.parts(),
+        lambda position: next(names(np.array([position]))),
+        where=str(listing.root),
+        unit=unit,
+    )
+    return replace(listing, units=units)
 
 
 def read_listing(
@@ -93,8 +140,10 @@ def read_listing(
     bounds = np.cumsum([0, *(len(part) for part in parts)]).tolist()
     sets, row = [], 0
     for start, end in pairwise(bounds):
-        labels = listing.labels[order[start:end]][decoded.kept[start:end]]
-        sets.append(ImageSet(decoded.images[row : row + len(labels)], labels))
+        positions = order[start:end][decoded.kept[start:end]]
+        labels = listing.labels[positions]
+        units = None if listing.units is None else listing.units[positions]
+        sets.append(ImageSet(decoded.images[row : row + len(labels)], labels, units))
         row += len(labels)
     train, held, test = sets
     _check_left(listing, train, test)
@@ -129,10 +178,15 @@ def _divide(
 def _split(
     listing: Listing, fraction: float, seed: int, purpose: str, rule: Rule, *, at_least: int
 ) -> tuple[Array, Array]:
-    """Split training images by their names, so that their parts are known before any is read."""
+    """Split training images by their names, so that their parts are known before any is read.
+
+    Units of several images are set aside whole, each by itself, by either rule.
+    """
     train = listing.train
     ids = listing.files.names(train)
-    if rule == "independent":
+    if listing.units is not None:
+        rest, part = by_unit(listing.units[train], fraction, seed=seed, purpose=purpose)
+    elif rule == "independent":
         rest, part = independent(ids, fraction, seed=seed, purpose=purpose)
     else:
         labels = listing.labels[train]

@@ -19,10 +19,11 @@ from sfumato.data.idx import read_idx_folder
 from sfumato.data.imagenet import list_imagenette, list_tiny_imagenet
 from sfumato.data.imageset import Dataset, ImageSet
 from sfumato.data.in_memory import read_object
-from sfumato.data.listing import Listing, read_listing
+from sfumato.data.listing import Listing, read_listing, units_from_paths
 from sfumato.data.npz import read_npz
 from sfumato.data.shards import holds_shards, is_pattern, list_shards
 from sfumato.data.split import Rule, check_fraction
+from sfumato.data.units import IMAGE, check_pattern
 from sfumato.errors import UserError, names_in, nearest, nearest_path
 from sfumato.text import GIVEN
 
@@ -51,6 +52,8 @@ def load(
     test_fraction: float = 0.2,
     split_seed: int = 0,
     split_rule: Rule = "independent",
+    unit: str = IMAGE,
+    unit_pattern: str = "",
     skip_unreadable: bool = False,
     cache: bool = True,
 ) -> Dataset:
@@ -78,6 +81,10 @@ def load(
             its pixels (`.npz`) or its file name (folder), so about that fraction of them.
             ``stratified``: that fraction of each class, as version 0.1 did. Named data sets are
             public and fixed, and always stratified.
+        unit: word for the unit of privacy whose images belong together, such as ``patient``; see
+            docs/patients.md for where it is found. Images of one unit are in one part.
+        unit_pattern: regular expression whose group ``unit`` is the unit in a path below the data
+            folder, or in the key of an image in tar shards.
         skip_unreadable: leave damaged images out instead of refusing them.
         cache: keep decoded images in the user's cache, where only their owner can read them.
 
@@ -91,8 +98,10 @@ def load(
         raise UserError(f"bits = {bits} is impossible: give a number from 8 to 16.")
     check_fraction("validation", validation, zero=True)
     check_fraction("test_fraction", test_fraction)
+    check_pattern(unit, unit_pattern)
     split = _Split(test_fraction=test_fraction, split_seed=split_seed, split_rule=split_rule)
     if not isinstance(name_or_path, str | os.PathLike):
+        _check_no_paths(unit_pattern)
         dataset = read_object(name_or_path, size=shape, channels=channels, bits=bits, **split)
         dataset = dataset.split_validation(validation, seed=split_seed, rule=split_rule)
         return _noted(adapt(dataset, size=shape, channels=channels))
@@ -100,10 +109,11 @@ def load(
     place = _placed(entry, name_or_path, root)
     rule = split["split_rule"] = "stratified" if entry is not None else split_rule
     if entry is None and place.suffix.lower() == ".npz" and place.is_file():
+        _check_no_paths(unit_pattern)
         dataset = read_npz(place, bits=bits, **split)
     elif entry is None or entry.name in ("imagenette", "tiny-imagenet"):
         dataset = read_listing(
-            _listing(entry, place),
+            units_from_paths(_listing(entry, place), unit, unit_pattern),
             name=entry.name if entry else place.resolve().name,
             size=shape or (entry.size if entry else None),
             channels=channels or (entry.channels if entry else None),
@@ -134,6 +144,15 @@ def _check_loadable(name: object) -> None:
         raise UserError(
             f"The images of '{name}' were given as an object in Python, which no file holds: give "
             "them again, as in `sfumato.open(folder, data=...)`."
+        )
+
+
+def _check_no_paths(pattern: str) -> None:
+    """Refuse a pattern of paths for images that have none."""
+    if pattern:
+        raise UserError(
+            "data.unit_pattern finds units in the paths of image files, and these images are "
+            "arrays: give their units as an array."
         )
 
 

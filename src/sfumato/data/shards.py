@@ -93,7 +93,17 @@ def list_shards(given: Path) -> Listing:
     ignored = sum((Counter(shard.ignored) for shard in found), Counter[str]())
     if ignored:
         notes.append(f"Ignored: {kinds(ignored)} (neither images nor labels).")
-    return Listing(_home(given), classes, files, labels, **positions, notes=tuple(notes))
+    none = np.empty(0, dtype=np.int64)
+    return Listing(
+        _home(given),
+        classes,
+        files,
+        labels,
+        positions["train"],
+        positions.get("test", none),
+        positions.get("validation", none),
+        tuple(notes),
+    )
 
 
 def _parts(given: Path) -> dict[str, list[Path]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
@@ -39,20 +40,19 @@ def unit_numbers(names: Iterable[object]) -> Array:
     return np.array(found, dtype=np.int64)
 
 
-def units_of_paths(paths: Iterable[str], unit: str, pattern: str, *, depth: int) -> list[str]:
+def units_of_paths(paths: Iterable[str], unit: str, pattern: str, *, depth: int) -> Iterator[str]:
     """The unit of each image, from its path.
 
     Args:
         paths: Paths below the data set's folder, with forward slashes.
         unit: The word for a unit, for messages.
-        pattern: A regular expression with a group named `unit`; the folder below that of the class
-            if empty.
+        pattern: A regular expression with a group named `unit`; the first folder below that of the
+            class if empty.
         depth: Number of folders above that of the unit: one for the class, two with parts.
 
     Raises:
         UserError: A path has no unit.
     """
-    found = []
     wanted = _compiled(pattern) if pattern else None
     for path in paths:
         if wanted is not None:
@@ -63,17 +63,27 @@ def units_of_paths(paths: Iterable[str], unit: str, pattern: str, *, depth: int)
                     f"data.unit_pattern finds no {unit} in the path '{path}': it must match every "
                     "image's path below the data folder."
                 )
-            found.append(name)
+            yield name
             continue
         folders = path.split("/")[depth:-1]
-        if len(folders) != 1:
+        if not folders:
             raise UserError(
                 f"The {unit} of '{path}' is not known: put the images of each {unit} into a "
                 f"folder in its class's folder (class/{unit}/image.png), or give a pattern such as "
                 r'--unit-pattern "(?P<unit>P\d+)_".'
             )
-        found.append(folders[0])
-    return found
+        yield folders[0]
+
+
+def check_pattern(unit: str, pattern: str) -> None:
+    """Refuse a pattern that finds no units, or one without the word for what it finds."""
+    if pattern and unit == IMAGE:
+        raise UserError(
+            "data.unit_pattern finds the unit of privacy in file names: name the unit as well, as "
+            "in --unit patient."
+        )
+    if pattern:
+        _compiled(pattern)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -117,6 +127,33 @@ def refuse_shared_units(
             f"Results on them would not be those of new {unit}s: keep all images of one in one "
             "part."
         )
+
+
+def refuse_divided_units(
+    units: Array,
+    parts: Mapping[str, Array],
+    name: Callable[[int], str],
+    *,
+    where: str,
+    unit: str,
+) -> None:
+    """Refuse units with images in two parts, given by numbers instead of names.
+
+    Args:
+        units: The unit of every image.
+        parts: Positions of each part's images.
+        name: The name of the unit of the image at a position, for the message.
+        where: The source of the data, for the message.
+        unit: The word for a unit.
+
+    Raises:
+        UserError: A unit is in two parts.
+    """
+    for one, other in combinations(parts, 2):
+        _, at, _ = np.intersect1d(units[parts[one]], units[parts[other]], return_indices=True)
+        if len(at):
+            names = sorted({name(int(position)) for position in parts[one][at]})
+            refuse_shared_units({one: names, other: names}, where, unit)
 
 
 def with_unit(dataset: Dataset, unit: str) -> Dataset:

@@ -44,6 +44,8 @@ def dataset_of(data: Data, *, given: object = None, root: str | Path | None = No
         test_fraction=data.test_fraction,
         split_seed=data.split_seed,
         split_rule=cast(Rule, data.split_rule),
+        unit=data.unit,
+        unit_pattern=data.unit_pattern,
         skip_unreadable=data.skip_unreadable,
         cache=data.cache,
     )

@@ -1,0 +1,59 @@
+"""Units of privacy on the command line, from a folder of scans to the statement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_result import Run, refused
+from PIL import Image
+
+from sfumato.training import run_folder
+
+QUICK = ("--set", "training.steps=2", "--set", "training.batch=6", "--device", "cpu",
+         "--model", "tanh-cnn", "--set", "model.options.filters=2")  # fmt: skip
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    """Thirty patients with one to three images each."""
+    random = np.random.default_rng(0)
+    for patient in range(30):
+        folder = tmp_path / "scans" / ("benign", "malignant")[patient % 2] / f"P{patient:02d}"
+        folder.mkdir(parents=True)
+        for k in range(1 + patient % 3):
+            pixels = random.integers(0, 256, (12, 12), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{k}.png")
+    return tmp_path / "scans"
+
+
+def test_training_by_patient_on_a_folder(sfumato: Run, scans: Path) -> None:
+    shown = sfumato("data", "show", scans, "--unit", "patient")
+    assert shown.code == 0 and "Units of privacy (patient):" in shown.out
+    done = sfumato("train", scans, "--unit", "patient", "--epsilon", 8, *QUICK, "--out", "r")
+    assert done.code == 0, done
+    ledger = [json.loads(line) for line in Path("r", run_folder.LEDGER).read_text().splitlines()]
+    train = next(line for line in shown.out.splitlines() if line.startswith("Units"))
+    assert f" {ledger[0]['examples']} train" in train
+    assert "patient" in Path("r", run_folder.STATEMENT).read_text()
+    assert sfumato("evaluate", "r", "--device", "cpu").code == 0
+    for file in Path("r").rglob("*"):
+        assert not file.is_file() or b"P07" not in file.read_bytes(), file
+
+
+def test_a_patient_in_two_parts_is_refused_by_name(sfumato: Run, scans: Path) -> None:
+    whole = scans.with_name("divided")
+    for part in ("train", "test"):
+        (whole / part).mkdir(parents=True)
+    scans.rename(whole / "train" / "x")
+    for name in ("benign", "malignant"):
+        (whole / "train" / "x" / name).rename(whole / "train" / name)
+    (whole / "train" / "x").rmdir()
+    copied = whole / "test" / "benign" / "P04"
+    copied.mkdir(parents=True)
+    (copied / "9.png").write_bytes((whole / "train" / "benign" / "P04" / "0.png").read_bytes())
+    result = sfumato("train", whole, "--unit", "patient", *QUICK)
+    refused(result, "images of the same patient are in train and in test ('P04')")
+    refused(sfumato("train", whole, "--unit-pattern", "(?P<unit>P)"), "--unit patient")
