@@ -27,7 +27,9 @@ def _setting(
 class Data:
     """Images of a run."""
 
-    name: str = _setting("digits", "a data set's name, a folder of images, tar shards or an .npz")
+    name: str = _setting(
+        "digits", "a data set's name, a folder of images, a table, tar shards or an .npz"
+    )
     size: int | None = _setting(
         None,
         "side to which images are scaled; their own, or 64 if they differ or are over 64",
@@ -60,6 +62,9 @@ class Data:
     )
     unit_pattern: str = _setting(
         "", "regular expression whose group `unit` is the unit in a file's path; a folder if empty"
+    )
+    columns: list[str] = _setting(  # noqa: RUF009
+        [], "columns of a table, such as path=file, label=dx, unit=pid; found by name if empty"
     )
     per_unit: int = _setting(
         4, "most images of a unit that enter a step, chosen at random in each", least=1

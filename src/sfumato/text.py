@@ -19,6 +19,9 @@ NONE = "–"
 UNIT = "[a-z]{2,20}( [a-z]{2,20}){0,2}"
 """Pattern of the word for a unit of privacy, such as `patient`."""
 
+DATA_FILES = (".npz", ".tar", ".csv", ".tsv", ".parquet")
+"""Endings of files that hold, or name, the images of a data set."""
+
 GIVEN = "python:"
 """Begins the name of data or of a model that was given as an object in Python."""
 

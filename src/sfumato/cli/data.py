@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato.cli.terminal import Terminal, echo
-from sfumato.cli.units import UNIT, UNIT_PATTERN
+from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN, columns_of
 
 if TYPE_CHECKING:
     from sfumato.data import Dataset
@@ -59,7 +59,9 @@ def list_sets(data_root: Path | None = _ROOT) -> None:
 
 
 def show(
-    data: str = typer.Argument(..., metavar="NAME|PATH", help="A name, folder, .tar or .npz."),
+    data: str = typer.Argument(
+        ..., metavar="NAME|PATH", help="A name, folder, table, .tar or .npz."
+    ),
     data_root: Path | None = _ROOT,
     size: int | None = typer.Option(None, help="Side of the images; their own by default."),
     channels: int | None = typer.Option(None, help="1 (grey) or 3 (colour)."),
@@ -69,6 +71,7 @@ def show(
     split_seed: int = typer.Option(0, help="Decides which images are set aside."),
     unit: str = UNIT,
     unit_pattern: str = UNIT_PATTERN,
+    columns: str = COLUMNS,
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Leave damaged images out instead of refusing them."
     ),
@@ -98,6 +101,7 @@ def show(
         split_seed=split_seed,
         unit=unit,
         unit_pattern=unit_pattern or "",
+        columns=columns_of(columns) or (),
         skip_unreadable=skip_unreadable,
         cache=cache,
     )

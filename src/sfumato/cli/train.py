@@ -16,7 +16,7 @@ from sfumato.cli.processes import GPUS, restarted, together
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE, again
 from sfumato.cli.trust import named as named_code
-from sfumato.cli.units import UNIT, UNIT_PATTERN
+from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN, columns_of
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
 from sfumato.training import run_folder
@@ -30,6 +30,7 @@ OPTIONS = {
     "data.size": "--size",
     "data.unit": "--unit",
     "data.unit_pattern": "--unit-pattern",
+    "data.columns": "--columns",
     "model.name": "--model",
     "model.batchnorm_to": "--batchnorm-to",
     "privacy.epsilon": "--epsilon",
@@ -62,12 +63,14 @@ def register(app: typer.Typer) -> None:
 
 def train(
     recipe: str = typer.Argument(
-        None, help="A packaged recipe, a recipe file, a folder of images, tar shards or an .npz."
+        None,
+        help="A packaged recipe, a recipe file, a folder of images, a table, shards or an .npz.",
     ),
-    data: str = typer.Option(None, help="Data set, folder or .npz, instead of the recipe's."),
+    data: str = typer.Option(None, help="Data set, folder, table or .npz, not the recipe's."),
     size: int = typer.Option(None, help="Side to which images are scaled; see README."),
     unit: str = UNIT,
     unit_pattern: str = UNIT_PATTERN,
+    columns: str = COLUMNS,
     model: str = typer.Option(None, help="Model, instead of the recipe's; also timm:NAME."),
     batchnorm_to: str = BATCHNORM_TO,
     epsilon: float = typer.Option(None, help="Privacy budget."),
@@ -109,6 +112,7 @@ def train(
         "data.size": size,
         "data.unit": unit,
         "data.unit_pattern": unit_pattern,
+        "data.columns": columns_of(columns),
         "model.name": model,
         "model.batchnorm_to": batchnorm_to,
         "privacy.epsilon": epsilon,

@@ -77,10 +77,12 @@ class FolderFiles:
     Attributes:
         folder: the folder.
         paths: paths below it, with forward slashes.
+        given: the file that names them; the folder itself if None.
     """
 
     folder: Path
     paths: PackedNames
+    given: Path | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -94,8 +96,8 @@ class FolderFiles:
         return str(self.folder / self.paths[position])
 
     def root(self) -> Path:
-        """The folder."""
-        return self.folder
+        """The folder, or the file that names the images."""
+        return self.given or self.folder
 
     def state(self, order: Array) -> Iterator[bytes]:
         """Path, size and time of each file."""

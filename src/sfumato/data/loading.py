@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
@@ -23,9 +24,11 @@ from sfumato.data.listing import Listing, read_listing, units_from_paths
 from sfumato.data.npz import read_npz
 from sfumato.data.shards import holds_shards, is_pattern, list_shards
 from sfumato.data.split import Rule, check_fraction
+from sfumato.data.table import list_table
+from sfumato.data.table_rows import TABLES, is_table
 from sfumato.data.units import IMAGE, check_pattern
 from sfumato.errors import UserError, names_in, nearest, nearest_path
-from sfumato.text import GIVEN
+from sfumato.text import DATA_FILES, GIVEN
 
 _DIGITS = Path(__file__).with_name("digits.npz")
 """The 8×8 digits, 0 to 16 scaled to bytes, with one fixed 80/20 split; see `digits.md`."""
@@ -54,14 +57,16 @@ def load(
     split_rule: Rule = "independent",
     unit: str = IMAGE,
     unit_pattern: str = "",
+    columns: Sequence[str] = (),
     skip_unreadable: bool = False,
     cache: bool = True,
 ) -> Dataset:
-    """Load a data set by name, from a folder, tar shards, an `.npz` file or objects in memory.
+    """Load a data set by name, from a folder, a table, tar shards, an `.npz` or from memory.
 
     Args:
         name_or_path: a name (see `sfumato.data.names`), a folder with one folder of images per
-            class, tar shards as WebDataset has them (a folder of them, a file, or a pattern such as
+            class, a table (`.csv`, `.tsv`, `.parquet`) of paths and labels, tar shards as
+            WebDataset has them (a folder of them, a file, or a pattern such as
             ``train-{000..146}.tar``) or an `.npz` file. A name wins over a folder of that name;
             write ``./name``.
             Or the data itself: arrays, tensors or a data set (see `sfumato.data.in_memory`).
@@ -85,6 +90,9 @@ def load(
             docs/patients.md for where it is found. Images of one unit are in one part.
         unit_pattern: regular expression whose group ``unit`` is the unit in a path below the data
             folder, or in the key of an image in tar shards.
+        columns: columns of a table by their roles, such as ``("path=file", "label=dx",
+            "unit=pid", "split=fold")``; those that are not given are found by their names, and an
+            empty name says that there is none.
         skip_unreadable: leave damaged images out instead of refusing them.
         cache: keep decoded images in the user's cache, where only their owner can read them.
 
@@ -100,6 +108,7 @@ def load(
     check_fraction("test_fraction", test_fraction)
     check_pattern(unit, unit_pattern)
     split = _Split(test_fraction=test_fraction, split_seed=split_seed, split_rule=split_rule)
+    _check_columns(columns, name_or_path)
     if not isinstance(name_or_path, str | os.PathLike):
         _check_no_paths(unit_pattern)
         dataset = read_object(name_or_path, size=shape, channels=channels, bits=bits, **split)
@@ -113,8 +122,8 @@ def load(
         dataset = read_npz(place, bits=bits, **split)
     elif entry is None or entry.name in ("imagenette", "tiny-imagenet"):
         dataset = read_listing(
-            units_from_paths(_listing(entry, place), unit, unit_pattern),
-            name=entry.name if entry else place.resolve().name,
+            _listing(entry, place, unit, unit_pattern, columns),
+            name=entry.name if entry else _name(place),
             size=shape or (entry.size if entry else None),
             channels=channels or (entry.channels if entry else None),
             bits=bits,
@@ -154,6 +163,21 @@ def _check_no_paths(pattern: str) -> None:
             "data.unit_pattern finds units in the paths of image files, and these images are "
             "arrays: give their units as an array."
         )
+
+
+def _check_columns(columns: Sequence[str], data: object) -> None:
+    """Refuse columns of what is no table."""
+    if columns and not (isinstance(data, str | os.PathLike) and is_table(Path(data))):
+        where = f"'{data}'" if isinstance(data, str | os.PathLike) else "what is in memory"
+        raise UserError(
+            f"data.columns names columns of a table ({', '.join(TABLES)}), and {where} is none: "
+            "leave it out."
+        )
+
+
+def _name(place: Path) -> str:
+    """The name of data that is not in the catalogue."""
+    return place.stem if is_table(place) else place.resolve().name
 
 
 def _noted(dataset: Dataset) -> Dataset:
@@ -196,24 +220,35 @@ def _placed(
     if path.is_dir() or is_pattern(text):
         return path
     if path.is_file():
-        if path.suffix.lower() not in (".npz", ".tar"):
+        if path.suffix.lower() not in DATA_FILES:
             raise UserError(
-                f"{path} is not an .npz file: give an .npz, a .tar or a folder of images."
+                f"{path} is not an .npz file: give an .npz, a .tar, a table "
+                f"({', '.join(TABLES)}) or a folder of images."
             )
         return path
     if isinstance(name_or_path, str) and not (os.sep in text or text.startswith(("~", "."))):
         hint = nearest(text, [*CATALOGUE, DRAWN, *names_in(".")])
         raise UserError(
             f"There is no data set and no file or folder called '{text}'.{hint} Known are: "
-            f"{', '.join(CATALOGUE)}; or give a folder of images, tar shards or an .npz file."
+            f"{', '.join(CATALOGUE)}; or give a folder of images, a table, tar shards or an "
+            ".npz file."
         )
     raise UserError(
-        f"{path} does not exist: give a folder of images, tar shards or an .npz file."
+        f"{path} does not exist: give a folder of images, a table, tar shards or an .npz file."
         f"{nearest_path(str(path))}"
     )
 
 
-def _listing(entry: Entry | None, place: Path) -> Listing:
+def _listing(
+    entry: Entry | None, place: Path, unit: str, pattern: str, columns: Sequence[str]
+) -> Listing:
+    """The images of files, with the units that their table or their paths name."""
+    if entry is None and is_table(place) and place.is_file():
+        return list_table(place, columns=columns, unit=unit, pattern=pattern)
+    return units_from_paths(_by_place(entry, place), unit, pattern)
+
+
+def _by_place(entry: Entry | None, place: Path) -> Listing:
     if entry is not None:
         return list_imagenette(place) if entry.name == "imagenette" else list_tiny_imagenet(place)
     for known in CATALOGUE.values():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from sfumato.data.imageset import Array
 
@@ -55,6 +58,24 @@ class PackedNames:
         for start in range(0, len(positions), 1 << 16):
             for position in positions[start : start + (1 << 16)].tolist():
                 yield self[position]
+
+    def repeated(self, positions: Array | None = None) -> tuple[int, int] | None:
+        """Two positions of the same name, among these positions or all; None if all differ."""
+        among = np.arange(len(self)) if positions is None else positions
+        digests = np.fromiter(
+            (
+                hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+                for name in self.at(among)
+            ),
+            dtype="V8",
+            count=len(among),
+        ).view(np.uint64)
+        order = np.argsort(digests, kind="stable")
+        for again in np.flatnonzero(digests[order][1:] == digests[order][:-1]).tolist():
+            one, other = (int(among[order[again + k]]) for k in (0, 1))
+            if self[one] == self[other]:
+                return one, other
+        return None
 
     @property
     def nbytes(self) -> int:

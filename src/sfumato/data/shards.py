@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections import Counter
@@ -296,20 +295,10 @@ def _check_part(files: ShardMembers, part: str, positions: Array) -> None:
     """Refuse a part without images, and a key that two of its shards hold."""
     if not len(positions):
         raise UserError(f"The {part} shards of {files.given} hold no images.")
-    digests = np.fromiter(
-        (
-            hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-            for name in files.names(positions)
-        ),
-        dtype="V8",
-        count=len(positions),
-    ).view(np.uint64)
-    order = np.argsort(digests, kind="stable")
-    for again in np.flatnonzero(digests[order][1:] == digests[order][:-1]).tolist():
-        one, other = (int(positions[order[again + k]]) for k in (0, 1))
-        if files.keys[one] == files.keys[other]:
-            raise UserError(
-                f"The key '{files.keys[one]}' is in {files.shards[files.shard[one]]} and in "
-                f"{files.shards[files.shard[other]]}: give every image a key of its own, or remove "
-                "the copy. One image that counts twice would spend twice its privacy."
-            )
+    if (twice := files.keys.repeated(positions)) is not None:
+        one, other = twice
+        raise UserError(
+            f"The key '{files.keys[one]}' is in {files.shards[files.shard[one]]} and in "
+            f"{files.shards[files.shard[other]]}: give every image a key of its own, or remove "
+            "the copy. One image that counts twice would spend twice its privacy."
+        )

@@ -169,8 +169,8 @@ def with_unit(dataset: Dataset, unit: str) -> Dataset:
         where = dataset.source or "the data"
         raise UserError(
             f"data.unit = '{unit}', but nothing says which images of {where} belong to one {unit}: "
-            f"folders (class/{unit}/image.png) or --unit-pattern for a folder of images, an array "
-            "`units` in an .npz file, (images, labels, units) in Python."
+            f"folders (class/{unit}/image.png) or --unit-pattern for a folder of images, a column "
+            "of a table, an array `units` in an .npz file, (images, labels, units) in Python."
         )
     if len(np.unique(units)) < len(units):
         return dataset

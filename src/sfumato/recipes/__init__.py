@@ -11,6 +11,7 @@ from sfumato.errors import UserError, names_in, nearest, nearest_path
 from sfumato.recipe import Recipe, loads
 from sfumato.recipes.extends import load, locate, read
 from sfumato.recipes.names import current_name, former_names, packaged
+from sfumato.text import DATA_FILES
 
 __all__ = [
     "GENERAL", "ORDINARY", "current_name", "find", "for_data", "former_names", "general", "of_run",
@@ -57,7 +58,7 @@ def _is_path(name: str) -> bool:
         "/" in name
         or os.sep in name
         or name.startswith((".", "~"))
-        or Path(name).suffix in (".toml", ".npz", ".tar")
+        or Path(name).suffix in (".toml", *DATA_FILES)
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.recipes.names import current_name, packaged
+from sfumato.text import DATA_FILES
 
 
 def choose(
@@ -23,8 +24,8 @@ def choose(
     """The recipe that a user means, with the settings changed that the user gave.
 
     Args:
-        recipe: A packaged recipe, a recipe file, a folder of images, tar shards or an .npz file;
-            what suits the data if None.
+        recipe: A packaged recipe, a recipe file, a folder of images, a table, tar shards or an
+            .npz file; what suits the data if None.
         data: The data, where `recipe` does not name it.
         changes: New values of settings, `data.name` among them if `data` is given.
         options: What the user wrote for a setting, such as `--epsilon`, for messages.
@@ -36,7 +37,7 @@ def choose(
     if recipe is not None and current_name(recipe) not in packaged():
         path = Path(recipe)
         is_run = (path / "recipe.toml").is_file()
-        if (path.is_dir() and not is_run) or path.suffix in (".npz", ".tar"):
+        if (path.is_dir() and not is_run) or path.suffix in DATA_FILES:
             if data is not None:
                 raise UserError(f"Both {recipe} and --data {data} name the data: give one of them.")
             return _changed(recipes.for_data(recipe, known), changes, options or {})

@@ -13,6 +13,7 @@ from sfumato.data import Dataset, load
 from sfumato.data.catalogue import canonical
 from sfumato.data.split import Rule
 from sfumato.data.subset import subset
+from sfumato.data.table_rows import is_table
 from sfumato.data.units import with_unit
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
@@ -46,6 +47,7 @@ def dataset_of(data: Data, *, given: object = None, root: str | Path | None = No
         split_rule=cast(Rule, data.split_rule),
         unit=data.unit,
         unit_pattern=data.unit_pattern,
+        columns=data.columns,
         skip_unreadable=data.skip_unreadable,
         cache=data.cache,
     )
@@ -89,8 +91,8 @@ def images_of(
 
     Args:
         recipe: The run's; other data is split as it says.
-        data: A data set, folder, .npz or data in memory instead of the run's own; the run's own,
-            given again, if it was in memory.
+        data: A data set, folder, table, .npz or data in memory instead of the run's own; the run's
+            own, given again, if it was in memory.
         root: Where to look for data sets first.
         shape: Channels, height and width that the model takes; other data is brought to it. As the
             recipe says if it is not known.
@@ -124,6 +126,7 @@ def images_of(
         test_fraction=settings.test_fraction,
         split_seed=settings.split_seed,
         split_rule=cast(Rule, settings.split_rule),
+        columns=settings.columns if isinstance(data, str | Path) and is_table(Path(data)) else (),
         skip_unreadable=skip_unreadable,
     )
 

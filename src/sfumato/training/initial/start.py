@@ -23,6 +23,7 @@ from torch import Tensor
 from sfumato import starts
 from sfumato.data import Dataset
 from sfumato.data.catalogue import canonical
+from sfumato.data.table_rows import TABLES
 from sfumato.errors import CodeError, UserError, nearest
 from sfumato.models import Code
 from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon, merge
@@ -305,7 +306,7 @@ def known_as(name: str) -> str:
     if known := canonical(name):
         return known
     place = Path(name).expanduser().resolve()
-    own = place.stem if place.suffix == ".npz" else place.name
+    own = place.stem if place.suffix in (".npz", *TABLES) else place.name
     return canonical(own) or own
 
 
