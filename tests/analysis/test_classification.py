@@ -76,6 +76,7 @@ def test_classes_that_do_not_occur_are_undefined_and_none_in_json() -> None:
     content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert content["per_class"][2] == {
         "class": "class 2", "support": 0, "precision": None, "recall": None, "f1": None,
+        "auroc": None, "average_precision": None, "sensitivity": None,
     }  # fmt: skip
     assert content["confusion"] == [[0, 2, 0], [0, 1, 0], [0, 0, 0]]
     assert content["reliability"]["counts"] == found.reliability.counts.tolist()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         scores,
         softmax,
     )
+    from sfumato.analysis.class_curves import ClassCurves
     from sfumato.analysis.classification import (
         Evaluation,
         Reliability,
@@ -32,8 +33,16 @@ if TYPE_CHECKING:
     )
     from sfumato.analysis.cost import Cost, cost_of
     from sfumato.analysis.curvature import Hessian, Trace, trace_of
+    from sfumato.analysis.discrimination import (
+        Curve,
+        RankedScores,
+        auroc,
+        average_precision,
+        sensitivity_at,
+    )
     from sfumato.analysis.gradients import GradientNorms, LayerGradient, gradient_norms
     from sfumato.analysis.inference import Prediction, predict_files, probabilities
+    from sfumato.analysis.intervals import Intervals
     from sfumato.analysis.membership_inference import Membership, membership
     from sfumato.analysis.overview import Analysis, Effort, analyze
     from sfumato.analysis.run_access import draw_images, mechanism, part_of
@@ -51,15 +60,19 @@ __all__ = [
     "Activations",
     "Analysis",
     "Calibration",
+    "ClassCurves",
     "Cost",
+    "Curve",
     "Distribution",
     "Effort",
     "Evaluation",
     "GradientNorms",
     "Hessian",
+    "Intervals",
     "LayerGradient",
     "Membership",
     "Prediction",
+    "RankedScores",
     "Reliability",
     "Ritz",
     "Scores",
@@ -69,6 +82,8 @@ __all__ = [
     "activations_of",
     "adaptive_reliability",
     "analyze",
+    "auroc",
+    "average_precision",
     "brier_score",
     "calibrate",
     "cost_of",
@@ -87,6 +102,7 @@ __all__ = [
     "probabilities",
     "reliability",
     "scores",
+    "sensitivity_at",
     "softmax",
     "sparsity_of",
     "spectrum_of",
@@ -102,14 +118,19 @@ __getattr__, __dir__ = lazy(
             "Calibration", "Scores", "adaptive_reliability", "calibrate", "fit_temperature",
             "scores", "softmax",
         ),
+        "class_curves": ("ClassCurves",),
         "classification": (
             "Evaluation", "Reliability", "brier_score", "evaluate", "negative_log_likelihood",
             "reliability",
         ),
         "cost": ("Cost", "cost_of"),
         "curvature": ("Hessian", "Trace", "trace_of"),
+        "discrimination": (
+            "Curve", "RankedScores", "auroc", "average_precision", "sensitivity_at",
+        ),
         "gradients": ("GradientNorms", "LayerGradient", "gradient_norms"),
         "inference": ("Prediction", "predict_files", "probabilities"),
+        "intervals": ("Intervals",),
         "membership_inference": ("Membership", "membership"),
         "overview": ("Analysis", "Effort", "analyze"),
         "run_access": ("draw_images", "mechanism", "part_of"),

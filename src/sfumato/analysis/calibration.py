@@ -18,7 +18,7 @@ from sfumato.analysis.classification import (
     Array,
     Reliability,
     brier_score,
-    evaluate,
+    check_probabilities,
     negative_log_likelihood,
     reliability,
 )
@@ -137,7 +137,7 @@ def adaptive_reliability(
     With fewer examples than bins there are as many bins as examples.
     """
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
-    evaluate(p, y, [""] * p.shape[1])  # refuses what is not a set of probabilities
+    check_probabilities(p, y)
     if bins < 1:
         raise ValueError(f"bins = {bins}, but at least one is needed")
     confidence = p.max(1)

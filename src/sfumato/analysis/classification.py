@@ -1,4 +1,4 @@
-"""Evaluation of class probabilities: accuracy, proper scores, calibration, errors by class.
+"""Evaluation of class probabilities: accuracy, areas under curves, calibration, errors by class.
 
 Everything here is a function of probabilities `(n, classes)` and labels `(n,)`; there are no files
 and no models.
@@ -14,6 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.analysis.class_curves import ClassCurves, class_curves
+from sfumato.analysis.discrimination import (
+    SPECIFICITY,
+    RankedScores,
+    check_specificity,
+    over_classes,
+    ratio,
+)
+from sfumato.analysis.intervals import BY_CLASS, OVERALL, Intervals, intervals
+from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError
 
 Array = npt.NDArray[Any]
@@ -72,6 +82,13 @@ class Evaluation:
         recall: Per class, of its examples, the fraction predicted as it; NaN if it has none.
         f1: Per class, the harmonic mean of the two; NaN if it neither occurs nor was predicted.
         support: Per class, its number of examples.
+        auroc: Per class, the area under the ROC curve against all others; NaN if it has no examples
+            or there are no others.
+        average_precision: Per class, the mean precision over its examples; NaN if it has none.
+        sensitivity: Per class, the sensitivity at the specificity; NaN as for `auroc`.
+        specificity: That specificity.
+        curves: ROC and precision-recall curves, as `class_curves` chooses them.
+        intervals: Confidence intervals of these results, if they were asked for.
     """
 
     classes: tuple[str, ...]
@@ -87,6 +104,26 @@ class Evaluation:
     recall: Array
     f1: Array
     support: Array
+    auroc: Array
+    average_precision: Array
+    sensitivity: Array
+    specificity: float
+    curves: tuple[ClassCurves, ...]
+    intervals: Intervals | None = None
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Classes without examples, which are left out of means over classes."""
+        return tuple(self.classes[k] for k in np.flatnonzero(self.support == 0))
+
+    def overall(self, name: str) -> float:
+        """A result over all classes, by a name in `sfumato.analysis.intervals.OVERALL`.
+
+        Areas and sensitivities are those of the second of two classes, or the mean over more.
+        """
+        if name in ("accuracy", "balanced_accuracy"):
+            return float(getattr(self, name))
+        return float(over_classes(getattr(self, name)))
 
     @property
     def balanced_accuracy(self) -> float:
@@ -96,25 +133,18 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what is not defined is None."""
         r = self.reliability
-        columns = zip(self.classes, self.support, self.precision, self.recall, self.f1, strict=True)
         return {
             "n": self.n,
-            "accuracy": self.accuracy,
-            "balanced_accuracy": self.balanced_accuracy,
+            **{name: _plain(self.overall(name)) for name in OVERALL},
+            "specificity": self.specificity,
+            **({"positive": self.classes[1]} if len(self.classes) == 2 else {}),
             "top5": self.top5,
             "nll": self.nll,
             "brier": self.brier,
             "ece": self.ece,
-            "per_class": [
-                {
-                    "class": name,
-                    "support": int(support),
-                    "precision": _plain(precision),
-                    "recall": _plain(recall),
-                    "f1": _plain(f1),
-                }
-                for name, support, precision, recall, f1 in columns
-            ],
+            "absent": list(self.absent),
+            "intervals": self._intervals(),
+            "per_class": [self._of_class(k) for k in range(len(self.classes))],
             "confusion": self.confusion.tolist(),
             "reliability": {
                 "edges": r.edges.tolist(),
@@ -122,11 +152,52 @@ class Evaluation:
                 "confidence": [_plain(value) for value in r.confidence],
                 "accuracy": [_plain(value) for value in r.accuracy],
             },
+            "curves": [
+                {
+                    "class": self.classes[c.index],
+                    "false_positive_rate": c.roc.x.tolist(),
+                    "sensitivity": c.roc.y.tolist(),
+                    "recall": c.precision_recall.x.tolist(),
+                    "precision": c.precision_recall.y.tolist(),
+                }
+                for c in self.curves
+            ],
         }
+
+    def _of_class(self, k: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"class": self.classes[k], "support": int(self.support[k])}
+        found |= {name: _plain(getattr(self, name)[k]) for name in BY_CLASS}
+        if self.intervals is None:
+            return found
+        ends = {name: _ends(self.intervals.by_class[name][:, k]) for name in BY_CLASS}
+        return found | {"intervals": ends}
+
+    def _intervals(self) -> dict[str, Any] | None:
+        """How the intervals were made, and those over all classes."""
+        i = self.intervals
+        if i is None:
+            return None
+        made = {
+            "method": "percentile bootstrap over units",
+            "level": i.level,
+            "resamples": i.resamples,
+            "seed": i.seed,
+            "unit": i.unit,
+            "units": i.units,
+        }
+        return made | {name: _ends(i.overall[name]) for name in OVERALL}
 
 
 def evaluate(
-    probabilities: npt.ArrayLike, labels: npt.ArrayLike, classes: Sequence[str]
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    classes: Sequence[str],
+    *,
+    specificity: float = SPECIFICITY,
+    units: npt.ArrayLike | None = None,
+    unit: str = "image",
+    resamples: int = 0,
+    seed: int = 0,
 ) -> Evaluation:
     """Compare predicted probabilities with the true classes.
 
@@ -134,12 +205,20 @@ def evaluate(
         probabilities: `(n, classes)`, each row summing to 1.
         labels: `(n,)`, from 0 to the number of classes minus one.
         classes: Their names.
+        specificity: The specificity at which sensitivities are stated.
+        units: `(n,)`, equal for images of one unit, which intervals take together; None if each
+            image is one.
+        unit: The word for one.
+        resamples: Bootstrap resamples for 95 % intervals; 0 for none.
+        seed: Of the resamples.
 
     Raises:
-        UserError: If there are no examples, or a probability is NaN or infinite.
+        UserError: If there are no examples, a probability is NaN or infinite, or the specificity is
+            impossible.
         ValueError: If shapes, labels or sums are not as stated.
     """
-    p, y = _checked(probabilities, labels)
+    check_specificity(specificity)
+    p, y = check_probabilities(probabilities, labels)
     count = len(classes)
     if p.shape[1] != count:
         raise ValueError(f"there are {p.shape[1]} probabilities per example but {count} classes")
@@ -147,6 +226,14 @@ def evaluate(
     bins = reliability(p, y)
     confusion = np.bincount(y * count + predicted, minlength=count * count).reshape(count, count)
     right, support, given = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    by_rank = np.array([_by_rank(p[:, k], y == k, specificity) for k in range(count)])
+    found = None
+    if resamples:
+        with progress("resampling", resamples, unit="resamples") as advance:
+            found = intervals(
+                p, y, specificity=specificity, units=units, unit=unit, resamples=resamples,
+                seed=seed, advance=advance,
+            )  # fmt: skip
     return Evaluation(
         classes=tuple(classes),
         n=len(y),
@@ -157,16 +244,30 @@ def evaluate(
         ece=bins.ece,
         reliability=bins,
         confusion=confusion,
-        precision=_ratio(right, given),
-        recall=_ratio(right, support),
-        f1=_ratio(2 * right, support + given),
+        precision=ratio(right, given),
+        recall=ratio(right, support),
+        f1=ratio(2 * right, support + given),
         support=support,
+        auroc=by_rank[:, 0],
+        average_precision=by_rank[:, 1],
+        sensitivity=by_rank[:, 2],
+        specificity=specificity,
+        curves=class_curves(p, y, by_rank[:, 0]),
+        intervals=found,
     )
+
+
+def _by_rank(scores: Array, positive: Array, specificity: float) -> tuple[float, float, float]:
+    """AUROC, average precision and sensitivity of one class."""
+    counts = RankedScores.of(scores, positive).counts()
+    found = counts.auroc(), counts.average_precision(), counts.sensitivity_at(specificity)
+    auroc, precision, sensitivity = (float(value[0]) for value in found)
+    return auroc, precision, sensitivity
 
 
 def negative_log_likelihood(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Mean of -log p(true class), in nats, with p no smaller than `SMALLEST`."""
-    p, y = _checked(probabilities, labels)
+    p, y = check_probabilities(probabilities, labels)
     return float(-np.log(np.maximum(p[np.arange(len(y)), y], SMALLEST)).mean())
 
 
@@ -176,7 +277,7 @@ def brier_score(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     It lies between 0 and 2. For two classes it is twice the score that looks at one class only;
     libraries that average over classes give this divided by their number.
     """
-    p, y = _checked(probabilities, labels)
+    p, y = check_probabilities(probabilities, labels)
     squares = np.einsum("ij,ij->i", p, p)
     true = p[np.arange(len(y)), y]
     return float((squares - 2 * true + 1).mean())
@@ -188,19 +289,25 @@ def reliability(
     """Sort examples into bins by their largest probability, and see how many are right in each."""
     if bins < 1:
         raise ValueError(f"bins = {bins}, but at least one is needed")
-    p, y = _checked(probabilities, labels)
+    p, y = check_probabilities(probabilities, labels)
     confidence = p.max(1)
     bin_of = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     counts = np.bincount(bin_of, minlength=bins)
     return Reliability(
         edges=np.linspace(0, 1, bins + 1),
         counts=counts,
-        confidence=_ratio(np.bincount(bin_of, weights=confidence, minlength=bins), counts),
-        accuracy=_ratio(np.bincount(bin_of, weights=p.argmax(1) == y, minlength=bins), counts),
+        confidence=ratio(np.bincount(bin_of, weights=confidence, minlength=bins), counts),
+        accuracy=ratio(np.bincount(bin_of, weights=p.argmax(1) == y, minlength=bins), counts),
     )
 
 
-def _checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Array, Array]:
+def check_probabilities(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Array, Array]:
+    """Probabilities as float64 and labels as int64, if they are such.
+
+    Raises:
+        UserError: If there are no examples, or a probability is NaN or infinite.
+        ValueError: If shapes, labels or sums are not those of probabilities and labels.
+    """
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     if p.ndim != 2 or y.shape != p.shape[:1]:
         raise ValueError(f"probabilities {p.shape} and labels {y.shape}: want (n, classes), (n,)")
@@ -228,10 +335,10 @@ def _rank(p: Array, y: Array) -> Array:
     return ranks
 
 
-def _ratio(part: Array, whole: Array) -> Array:
-    quotient: Array = np.divide(part, whole, out=np.full(len(whole), math.nan), where=whole > 0)
-    return quotient
-
-
 def _plain(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
+
+
+def _ends(interval: Array) -> list[float] | None:
+    """The ends of an interval; None where there is none."""
+    return None if np.isnan(interval).any() else [float(end) for end in interval]
