@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from sfumato.analysis import RankedScores, auroc, average_precision, sensitivity_at
+from sfumato.analysis import (
+    RankedScores,
+    auroc,
+    average_precision,
+    evaluate,
+    evaluate_logits,
+    log_odds,
+    sensitivity_at,
+)
 from sfumato.errors import UserError
 
 SCORES = st.lists(
@@ -117,3 +125,36 @@ def test_scores_must_be_numbers_in_one_row() -> None:
     for scores, positive in (([0.5], [True, False]), ([], []), ([[0.5]], [[True]])):
         with pytest.raises(ValueError, match="want"):
             auroc(scores, positive)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_log_odds_are_those_of_the_probabilities(classes: int) -> None:
+    logits = np.random.default_rng(0).normal(size=(50, classes)) * 3
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(log_odds(logits), np.log(p) - np.log1p(-p), rtol=1e-9)
+
+
+def test_log_odds_of_one_class_and_of_equal_classes() -> None:
+    assert (log_odds([[3.0], [4.0]]) == np.inf).all()
+    np.testing.assert_allclose(log_odds([[2.0, 2.0, 2.0]]), np.log(0.5))
+
+
+def test_a_certain_model_is_ranked_by_its_logits() -> None:
+    """Probabilities that round to 1 tie images that the model tells apart."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat([0, 1], 100)
+    margin = rng.normal(size=200) * 5 + 40 + 10 * labels
+    logits = np.stack([np.zeros(200), margin], axis=1).astype(np.float32)
+    found = evaluate_logits(logits, labels, ["a", "b"])
+    expected = metrics.roc_auc_score(labels, margin)
+    np.testing.assert_allclose(found.auroc, [expected, expected], rtol=1e-6)
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    assert evaluate(p, labels, ["a", "b"]).auroc[1] < 0.6 < 0.9 < expected
+
+
+def test_logits_that_are_not_finite_are_a_sentence() -> None:
+    with pytest.raises(UserError, match="not finite"):
+        evaluate_logits([[0.0, math.nan], [1.0, 2.0]], [0, 1], ["a", "b"])
+    with pytest.raises(UserError, match="not finite"):
+        evaluate_logits([[0.0, math.inf], [1.0, 2.0]], [0, 1], ["a", "b"])

@@ -56,6 +56,86 @@ def test_numbers_are_those_of_the_model_on_the_test_set(run: Run, tmp_path: Path
     assert "precision recall F1" in shown and str(folder / "evaluation.json") in result.out
 
 
+def test_areas_and_intervals_of_the_test_set(run: Run, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    result = run(folder, "--specificity", "0.8", "--resamples", "50")
+    assert result.code == 0, result.err
+    content = json.loads((folder / "evaluation.json").read_text())
+    test = datasets.load("digits").test
+    found = load(folder).predict(torch.from_numpy(test.images)).numpy()
+    expected = metrics.roc_auc_score(test.labels, found, multi_class="ovr", average="macro")
+    assert content["auroc"] == pytest.approx(expected, rel=1e-5)
+    one = np.eye(10)[test.labels]
+    assert content["average_precision"] == pytest.approx(
+        metrics.average_precision_score(one, found, average="macro"), rel=1e-4
+    )
+    made = content["intervals"]
+    assert (made["resamples"], made["unit"], made["units"]) == (50, "image", 359)
+    for name in ("accuracy", "balanced_accuracy", "auroc", "average_precision", "sensitivity"):
+        low, high = made[name]
+        assert low <= content[name] <= high
+    assert content["specificity"] == 0.8 and len(content["curves"]) == 10
+    shown = " ".join(result.out.split())
+    low, high = made["auroc"]
+    assert f"AUROC {content['auroc']:.3f} [{low:.3f}, {high:.3f}]" in shown
+    assert "sensitivity at specificity 80 %" in shown
+    assert "50 bootstrap resamples of the 359 images" in shown
+
+
+def test_intervals_take_patients_as_a_whole(run: Run, tmp_path: Path) -> None:
+    """Copies of one patient's image add nothing; as images of their own they would."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    labels = np.arange(40) % 2
+    units = np.arange(40)
+    file = tmp_path / "scans.npz"
+    np.savez(
+        file, x_train=images, y_train=labels, units_train=units,
+        x_test=np.repeat(images[:20] ^ 1, 5, axis=0), y_test=np.repeat(labels[:20], 5),
+        units_test=np.repeat(units[:20] + 100, 5),
+    )  # fmt: skip
+    folder = make_run(tmp_path / "run", data=str(file), classes=("0", "1"))
+    text = (folder / "recipe.toml").read_text()
+    wide = {}
+    for unit in ("image", "patient"):
+        (folder / "recipe.toml").write_text(text.replace('unit = "image"', f'unit = "{unit}"'))
+        result = run(folder, "--json")
+        assert result.code == 0, result.err
+        made = json.loads(result.out)["intervals"]
+        assert (made["unit"], made["units"]) == (unit, 100 if unit == "image" else 20)
+        wide[unit] = made["accuracy"][1] - made["accuracy"][0]
+    assert wide["patient"] > 1.5 * wide["image"]
+
+
+def test_no_intervals_and_impossible_ones(run: Run, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    result = run(folder, "--resamples", "0")
+    assert result.code == 0 and "bootstrap" not in result.out
+    assert json.loads((folder / "evaluation.json").read_text())["intervals"] is None
+    refused(run(folder, "--resamples", "1"), "--resamples 1", "at least 2")
+    refused(run(folder, "--resamples", "-5"), "at least 2")
+    for wrong in ("0", "95", "nan"):
+        refused(run(folder, "--specificity", wrong), "specificity", "0.95")
+    assert len(list(folder.glob("evaluation*"))) == 2
+
+
+def test_a_class_without_test_images_is_named(run: Run, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    labels = np.arange(30) % 3
+    held = labels != 1
+    np.savez(
+        tmp_path / "scans.npz", x_train=images, y_train=labels, x_test=images[held],
+        y_test=labels[held],
+    )  # fmt: skip
+    folder = make_run(tmp_path / "run", data=str(tmp_path / "scans.npz"), classes=("0", "1", "2"))
+    result = run(folder, "--resamples", "20")
+    assert result.code == 0, result.err
+    assert "No image is of '1': means over classes leave that out." in " ".join(result.out.split())
+    content = json.loads((folder / "evaluation.json").read_text())
+    assert content["absent"] == ["1"] and content["per_class"][1]["auroc"] is None
+    assert content["auroc"] is not None
+
+
 def test_json_alone_on_stdout_and_nothing_overwritten(run: Run, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     first = run(folder, "--json")

@@ -139,6 +139,19 @@ def test_a_card_states_the_guarantee_and_no_secret(
     assert re.search(r"^# license: choose one", card, re.MULTILINE)
 
 
+def test_a_card_has_areas_and_a_picture_of_curves(run: Run, finished: Path, tmp_path: Path) -> None:
+    result = run("card", finished, "-o", "my card.md")
+    assert result.code == 0, result.err
+    card = (tmp_path / "my card.md").read_text(encoding="utf-8")
+    assert re.search(r"\| AUROC \| 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] \|", card)
+    assert "1000 bootstrap resamples of the 359 images" in card and "roc_auc" in card
+    assert "![ROC and precision-recall curves](my%20card-curves.png)" in card
+    assert (tmp_path / "my card-curves.png").read_bytes()[:4] == b"\x89PNG"
+    (tmp_path / "my card.md").unlink()
+    refused(run("card", finished, "-o", "my card.md"), "my card-curves.png exists already")
+    assert not (tmp_path / "my card.md").exists()
+
+
 def test_the_header_of_a_card_is_yaml(run: Run, finished: Path, tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     run("card", finished, "-o", "card.md")

@@ -10,6 +10,7 @@ from PIL import Image
 
 from sfumato.analysis import Evaluation, evaluate
 from sfumato.charts import png
+from sfumato.report import discrimination
 from sfumato.report import evaluation_picture as picture
 
 
@@ -30,7 +31,7 @@ def test_any_number_of_classes(tmp_path: Path, classes: int) -> None:
     picture.draw(an_evaluation(classes), tmp_path / "e.png", title="a model on data, test")
     with Image.open(tmp_path / "e.png") as image:
         assert image.format == "PNG" and image.width > image.height > 700
-        assert max(image.size) <= 3000
+        assert max(image.size) <= 3600
         assert np.asarray(image.convert("L")).std() > 10
 
 
@@ -69,3 +70,23 @@ def test_matrix_holds_the_counts_and_bars_the_recall(
     widths = [patch.get_width() for patch in seen["_recall"].patches]
     np.testing.assert_allclose(widths, np.nan_to_num(found.recall))
     assert [t.get_text() for t in seen["_recall"].texts][-1] == "no images"
+
+
+@pytest.mark.parametrize(("classes", "curves"), [(3, 2), (14, 10)])
+def test_curves_are_drawn_with_their_areas(tmp_path: Path, classes: int, curves: int) -> None:
+    """One class of `an_evaluation` has no images, and so no curve."""
+    found = an_evaluation(classes)
+    roc, both = discrimination.charts(found)
+    named = [s for s in roc.series if s.label]
+    assert [s.label for s in named] == [found.classes[c.index] for c in found.curves]
+    assert len(named) == curves
+    for s, c in zip(named, found.curves, strict=True):
+        assert s.points[0] == (0.0, 0.0) and s.points[-1] == (1.0, 1.0)
+        assert s.legend == f"{found.classes[c.index]} ({found.auroc[c.index]:.3f})"
+        x, y = np.array(s.points).T
+        assert np.trapezoid(y, x) == pytest.approx(found.auroc[c.index], abs=0.01)
+    for s, c in zip(both.series, found.curves, strict=True):
+        x, y = np.array(s.points).T
+        area = float((np.diff(x) * y[1:]).sum())
+        assert area == pytest.approx(found.average_precision[c.index], abs=0.01)
+    assert ("lowest AUROC" in roc.title) == (classes == 14)

@@ -94,7 +94,8 @@ def test_a_finished_run_is_told_in_full(tmp_path: Path) -> None:
     assert "ChaCha20 with a key of 256 bits" in " ".join(shown.text.split())
     assert "follows from a seed" not in shown.text
     assert {"accuracy-step", "accuracy-epsilon", "loss-step", "clipped-epsilon", "front-0",
-            "run0-confusion", "run0-reliability"} <= set(data_of(text))  # fmt: skip
+            "run0-confusion", "run0-reliability", "run0-roc", "run0-precision",
+            } <= set(data_of(text))  # fmt: skip
     assert "One run is one point" in shown.text
     assert text.count("e<sup>ε</sup>") == 3 and "e^ε" not in shown.text
     assert not [a for t, a in shown.tags if "style" in a or any(k.startswith("on") for k in a)]

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         calibrate,
         fit_temperature,
         scores,
-        softmax,
     )
     from sfumato.analysis.class_curves import ClassCurves
     from sfumato.analysis.classification import (
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
         Reliability,
         brier_score,
         evaluate,
+        evaluate_logits,
         negative_log_likelihood,
         reliability,
+        softmax,
     )
     from sfumato.analysis.cost import Cost, cost_of
     from sfumato.analysis.curvature import Hessian, Trace, trace_of
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
         RankedScores,
         auroc,
         average_precision,
+        log_odds,
         sensitivity_at,
     )
     from sfumato.analysis.gradients import GradientNorms, LayerGradient, gradient_norms
-    from sfumato.analysis.inference import Prediction, predict_files, probabilities
+    from sfumato.analysis.inference import Prediction, logits, predict_files, probabilities
     from sfumato.analysis.intervals import Intervals
     from sfumato.analysis.membership_inference import Membership, membership
     from sfumato.analysis.overview import Analysis, Effort, analyze
@@ -89,11 +91,14 @@ __all__ = [
     "cost_of",
     "draw_images",
     "evaluate",
+    "evaluate_logits",
     "exact_spectrum",
     "fit_temperature",
     "gradient_norms",
     "l0_eps",
     "lanczos",
+    "log_odds",
+    "logits",
     "mechanism",
     "membership",
     "negative_log_likelihood",
@@ -116,20 +121,21 @@ __getattr__, __dir__ = lazy(
         "activation_statistics": ("Activations", "Distribution", "activations_of"),
         "calibration": (
             "Calibration", "Scores", "adaptive_reliability", "calibrate", "fit_temperature",
-            "scores", "softmax",
+            "scores",
         ),
         "class_curves": ("ClassCurves",),
         "classification": (
-            "Evaluation", "Reliability", "brier_score", "evaluate", "negative_log_likelihood",
-            "reliability",
+            "Evaluation", "Reliability", "brier_score", "evaluate", "evaluate_logits",
+            "negative_log_likelihood", "reliability", "softmax",
         ),
         "cost": ("Cost", "cost_of"),
         "curvature": ("Hessian", "Trace", "trace_of"),
         "discrimination": (
-            "Curve", "RankedScores", "auroc", "average_precision", "sensitivity_at",
+            "Curve", "RankedScores", "auroc", "average_precision", "log_odds",
+            "sensitivity_at",
         ),
         "gradients": ("GradientNorms", "LayerGradient", "gradient_norms"),
-        "inference": ("Prediction", "predict_files", "probabilities"),
+        "inference": ("Prediction", "logits", "predict_files", "probabilities"),
         "intervals": ("Intervals",),
         "membership_inference": ("Membership", "membership"),
         "overview": ("Analysis", "Effort", "analyze"),

@@ -23,6 +23,13 @@ AT_ONCE = 16
 """Resamples computed at once, so that their weights stay in the processor's cache."""
 
 
+def unit_word(stated: str, units: Array | None) -> str:
+    """The word for what is resampled: an image, or the unit that a recipe states for others."""
+    if units is None:
+        return "image"
+    return "unit" if stated == "image" else stated
+
+
 def unit_numbers(units: npt.ArrayLike | None, n: int) -> tuple[Array, int]:
     """The unit of each of `n` images, numbered from 0, and how many units there are.
 

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from sfumato.analysis.classification import (
     BINS,
-    Array,
     Reliability,
     brier_score,
     check_probabilities,
     negative_log_likelihood,
     reliability,
+    softmax,
 )
 from sfumato.errors import UserError
 
@@ -97,14 +97,6 @@ class Calibration:
                 "after": self.after.to_dict(),
             }
         }
-
-
-def softmax(logits: npt.ArrayLike, temperature: float = 1.0) -> Array:
-    """Probabilities of logits divided by a temperature, in float64."""
-    z = np.asarray(logits, dtype=np.float64) / temperature
-    powers = np.exp(z - z.max(1, keepdims=True))
-    quotient: Array = powers / powers.sum(1, keepdims=True)
-    return quotient
 
 
 def scores(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = BINS) -> Scores:

@@ -21,7 +21,8 @@ class ClassCurves:
     Attributes:
         index: The class, counted from 0.
         roc: Sensitivity against the false positive rate.
-        precision_recall: Precision against recall.
+        precision_recall: Precision against recall, down to the first threshold that finds every
+            image of the class.
     """
 
     index: int
@@ -29,11 +30,11 @@ class ClassCurves:
     precision_recall: Curve
 
 
-def class_curves(probabilities: Array, labels: Array, aurocs: Array) -> tuple[ClassCurves, ...]:
+def class_curves(scores: Array, labels: Array, aurocs: Array) -> tuple[ClassCurves, ...]:
     """The curves of at most `MOST_CURVES` classes, in the order of classes.
 
     Args:
-        probabilities: `(n, classes)`.
+        scores: `(n, classes)`, higher for images that are more likely of the class.
         labels: `(n,)`.
         aurocs: `(classes,)`, of each class; one whose AUROC is NaN has no curves.
     """
@@ -41,10 +42,15 @@ def class_curves(probabilities: Array, labels: Array, aurocs: Array) -> tuple[Cl
     shown = sorted(int(k) for k in order[~np.isnan(aurocs[order])][:MOST_CURVES])
     found = []
     for k in shown:
-        ranked = RankedScores.of(probabilities[:, k], labels == k)
-        roc, both = ranked.roc(), ranked.precision_recall()
+        ranked = RankedScores.of(scores[:, k], labels == k)
+        roc, both = ranked.roc(), _to_full_recall(ranked.precision_recall())
         found.append(ClassCurves(k, _thinned(roc, roc.x + roc.y), _thinned(both, both.x)))
     return tuple(found)
+
+
+def _to_full_recall(curve: Curve) -> Curve:
+    last = int(np.searchsorted(curve.x, 1.0)) + 1
+    return Curve(curve.x[:last], curve.y[:last])
 
 
 def _thinned(curve: Curve, along: Array) -> Curve:

@@ -19,6 +19,7 @@ from sfumato.analysis.discrimination import (
     SPECIFICITY,
     RankedScores,
     check_specificity,
+    log_odds,
     over_classes,
     ratio,
 )
@@ -193,6 +194,7 @@ def evaluate(
     labels: npt.ArrayLike,
     classes: Sequence[str],
     *,
+    scores: npt.ArrayLike | None = None,
     specificity: float = SPECIFICITY,
     units: npt.ArrayLike | None = None,
     unit: str = "image",
@@ -205,6 +207,8 @@ def evaluate(
         probabilities: `(n, classes)`, each row summing to 1.
         labels: `(n,)`, from 0 to the number of classes minus one.
         classes: Their names.
+        scores: `(n, classes)`, what areas and sensitivities rank images by: the probabilities if
+            None. `log_odds` of logits are not rounded to 1 where a model is certain.
         specificity: The specificity at which sensitivities are stated.
         units: `(n,)`, equal for images of one unit, which intervals take together; None if each
             image is one.
@@ -226,13 +230,16 @@ def evaluate(
     bins = reliability(p, y)
     confusion = np.bincount(y * count + predicted, minlength=count * count).reshape(count, count)
     right, support, given = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-    by_rank = np.array([_by_rank(p[:, k], y == k, specificity) for k in range(count)])
+    ranking = p if scores is None else np.asarray(scores)
+    if ranking.shape != p.shape:
+        raise ValueError(f"scores {ranking.shape} are not of the shape of probabilities {p.shape}")
+    by_rank = np.array([_by_rank(ranking[:, k], y == k, specificity) for k in range(count)])
     found = None
     if resamples:
         with progress("resampling", resamples, unit="resamples") as advance:
             found = intervals(
-                p, y, specificity=specificity, units=units, unit=unit, resamples=resamples,
-                seed=seed, advance=advance,
+                p, y, scores=ranking, specificity=specificity, units=units, unit=unit,
+                resamples=resamples, seed=seed, advance=advance,
             )  # fmt: skip
     return Evaluation(
         classes=tuple(classes),
@@ -252,9 +259,32 @@ def evaluate(
         average_precision=by_rank[:, 1],
         sensitivity=by_rank[:, 2],
         specificity=specificity,
-        curves=class_curves(p, y, by_rank[:, 0]),
+        curves=class_curves(ranking, y, by_rank[:, 0]),
         intervals=found,
     )
+
+
+def evaluate_logits(
+    logits: npt.ArrayLike, labels: npt.ArrayLike, classes: Sequence[str], **options: Any
+) -> Evaluation:
+    """Compare a model's outputs with the true classes, and rank images by their log-odds.
+
+    Probabilities of a confident model round to 1, so that images would be tied which its logits
+    tell apart.
+
+    Args:
+        logits: `(n, classes)`.
+        labels: `(n,)`.
+        classes: Their names.
+        options: Those of `evaluate`, but for `scores`.
+
+    Raises:
+        UserError: As for `evaluate`.
+    """
+    with np.errstate(invalid="ignore"):  # Logits that are not finite are refused by `evaluate`.
+        p = softmax(logits)
+    check_probabilities(p, labels)
+    return evaluate(p, labels, classes, scores=log_odds(logits), **options)
 
 
 def _by_rank(scores: Array, positive: Array, specificity: float) -> tuple[float, float, float]:
@@ -263,6 +293,14 @@ def _by_rank(scores: Array, positive: Array, specificity: float) -> tuple[float,
     found = counts.auroc(), counts.average_precision(), counts.sensitivity_at(specificity)
     auroc, precision, sensitivity = (float(value[0]) for value in found)
     return auroc, precision, sensitivity
+
+
+def softmax(logits: npt.ArrayLike, temperature: float = 1.0) -> Array:
+    """Probabilities of logits divided by a temperature, in float64."""
+    z = np.asarray(logits, dtype=np.float64) / temperature
+    powers = np.exp(z - z.max(1, keepdims=True))
+    quotient: Array = powers / powers.sum(1, keepdims=True)
+    return quotient
 
 
 def negative_log_likelihood(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:

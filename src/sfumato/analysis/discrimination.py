@@ -122,7 +122,8 @@ class RankedScores:
         if np.isnan(s).any():
             raise ValueError("a score is NaN")
         order = np.argsort(s, kind="stable")[::-1]
-        ends = np.append(np.flatnonzero(np.diff(s[order])) + 1, len(s))
+        falling = s[order]
+        ends = np.append(np.flatnonzero(falling[1:] != falling[:-1]) + 1, len(s))
         return cls(order, known[order], ends)
 
     def counts(self, weights: Array | None = None) -> Counts:
@@ -182,6 +183,29 @@ def check_specificity(specificity: float) -> None:
             f"A specificity of {specificity:g} is impossible: give a number above 0 and at most 1, "
             "such as 0.95."
         )
+
+
+def log_odds(logits: npt.ArrayLike) -> Array:
+    """The log-odds of each class against all others, `(n, classes)`, in float64.
+
+    They order images as probabilities do, but where probabilities round to 1 and images that a
+    confident model tells apart would be tied, these differ.
+
+    Args:
+        logits: `(n, classes)`.
+    """
+    z: Array = np.asarray(logits, dtype=np.float64)
+    if z.shape[1] == 1:
+        return np.full(z.shape, math.inf)
+    rows, best = np.arange(len(z)), z.argmax(1)
+    top = z[rows, best]
+    others = z.copy()
+    others[rows, best] = -np.inf
+    second = others.max(1)
+    powers = np.exp(others - top[:, None])
+    odds: Array = z - top[:, None] - np.log1p(powers.sum(1, keepdims=True) - powers)
+    odds[rows, best] = top - second - np.log(np.exp(others - second[:, None]).sum(1))
+    return odds
 
 
 def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:

@@ -1,4 +1,4 @@
-"""Class probabilities of many images in bounded memory: of an image set, or of image files."""
+"""Outputs of a classifier in bounded memory: for an image set, or for image files."""
 
 from __future__ import annotations
 
@@ -35,16 +35,22 @@ class Prediction:
     ranked: tuple[tuple[str, float], ...]
 
 
-def probabilities(classifier: Classifier, images: ImageSet, *, batch: int = 256) -> Array:
-    """Class probabilities `(n, classes)` of an image set that may be larger than the memory."""
+def logits(classifier: Classifier, images: ImageSet, *, batch: int = 256) -> Array:
+    """Logits `(n, classes)` of an image set that may be larger than the memory, in float32."""
     found = np.empty((len(images), len(classifier.classes)), dtype=np.float32)
     rows = BatchSize(batch)
     with progress("evaluating", len(images), unit="images") as advance:
         for start in range(0, len(images), batch):
             part = torch.from_numpy(np.array(images.images[start : start + batch]))
-            found[start : start + batch] = classifier.predict(part, batch=rows).numpy()
+            found[start : start + batch] = classifier.logits(part, batch=rows).numpy()
             advance(len(part))
     return found
+
+
+def probabilities(classifier: Classifier, images: ImageSet, *, batch: int = 256) -> Array:
+    """Class probabilities `(n, classes)` of an image set that may be larger than the memory."""
+    found = torch.from_numpy(logits(classifier, images, batch=batch))
+    return found.softmax(1).numpy()
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:

@@ -79,6 +79,7 @@ def intervals(
     probabilities: Array,
     labels: Array,
     *,
+    scores: Array,
     specificity: float,
     units: npt.ArrayLike | None = None,
     unit: str = "image",
@@ -92,6 +93,7 @@ def intervals(
     Args:
         probabilities: `(n, classes)`.
         labels: `(n,)`, from 0 to the number of classes minus one.
+        scores: `(n, classes)`, what areas and sensitivities rank images by.
         specificity: The specificity at which sensitivities are taken.
         units: `(n,)`, equal for images of one unit; None if each image is one.
         unit: The word for one.
@@ -106,13 +108,13 @@ def intervals(
     ranks = n * classes * resamples <= MOST_WORK
     resampled: dict[str, list[Array]] = {name: [] for name in BY_CLASS}
     accuracies: list[Array] = []
-    ranked = list(_ranked(probabilities, labels)) if ranks else []
+    ranked = list(_ranked(scores, labels)) if ranks else []
     predicted = probabilities.argmax(1)
     for weights in resampled_weights(units, n, resamples=resamples, seed=seed):
         accuracies.append((predicted == labels) @ weights / weights.sum(0))
         found = _of_predictions(predicted, labels, classes, weights)
         if ranks:
-            counts = [scores.counts(weights) for scores in ranked]
+            counts = [images.counts(weights) for images in ranked]
             found["auroc"] = np.stack([c.auroc() for c in counts], axis=1)
             found["average_precision"] = np.stack([c.average_precision() for c in counts], axis=1)
             both = [c.sensitivity_at(specificity) for c in counts]
@@ -138,9 +140,9 @@ def intervals(
     return Intervals(level, resamples, seed, count, unit, known, by_class, ranks)
 
 
-def _ranked(probabilities: Array, labels: Array) -> Iterator[RankedScores]:
-    for k in range(probabilities.shape[1]):
-        yield RankedScores.of(probabilities[:, k], labels == k)
+def _ranked(scores: Array, labels: Array) -> Iterator[RankedScores]:
+    for k in range(scores.shape[1]):
+        yield RankedScores.of(scores[:, k], labels == k)
 
 
 def _of_predictions(

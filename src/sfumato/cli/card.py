@@ -33,14 +33,17 @@ def card(
     """Write a model card: guarantee, intended use, data, recipe, results, how to load it.
 
     The card has the YAML header that the Hugging Face Hub reads. The licence and the words in
-    brackets are for you to fill in.
+    brackets are for you to fill in. Its ROC and precision-recall curves are a picture beside it.
     """
     from sfumato.report.card import card as write_card
+    from sfumato.report.card import curves_picture
     from sfumato.report.measure import measure
     from sfumato.report.runs import gather
     from sfumato.training.devices import pick_device
 
-    new_file.check(out)
+    picture = out.with_name(f"{out.stem}-curves.png")
+    for path in (out, picture):
+        new_file.check(path)
     (found,) = gather([run])
     if not found.finished:
         raise UserError(
@@ -52,7 +55,9 @@ def card(
     )
     for remark in (*found.problems, *([measured.missing] if measured.missing else [])):
         echo(f"Note: {remark}", err=True)
-    text = write_card(found, measured)
+    drawn = curves_picture(measured, picture)
+    text = write_card(found, measured, curves=picture.name if drawn else "")
     with new_file.writing(out) as file:
         file.write(text.encode("utf-8", errors="replace"))
-    echo(f"Written: {out}")
+    for path in (out, picture) if drawn else (out,):
+        echo(f"Written: {path}")

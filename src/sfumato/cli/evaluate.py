@@ -13,6 +13,7 @@ import typer
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.text import percent
 
 if TYPE_CHECKING:
     from sfumato.analysis import Evaluation
@@ -52,21 +53,36 @@ def evaluate(
         metavar="DIR",
         help="Folder for evaluation.json and .png; the run's if not given.",
     ),
+    specificity: float = typer.Option(
+        0.95, help="Specificity at which the sensitivity of each class is stated."
+    ),
+    resamples: int = typer.Option(
+        1000, help="Bootstrap resamples for 95 % intervals; 0 for no intervals."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print what evaluation.json holds."),
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Go on without images that cannot be read."
     ),
 ) -> None:
-    """Evaluate a trained model: accuracy, calibration, confusion matrix, each class."""
+    """Evaluate a trained model: accuracy, AUROC, calibration, confusion matrix, each class."""
+    from sfumato.analysis.discrimination import check_specificity
     from sfumato.training.classifier import load
     from sfumato.training.devices import pick_device
 
+    check_specificity(specificity)
+    if resamples < 0 or resamples == 1:
+        raise UserError(
+            f"--resamples {resamples}: intervals take at least 2 resamples (1000 is usual); 0 "
+            "leaves them out."
+        )
     classifier = load(run, device=pick_device(device), trust_code=trust_code)
     folder = _output_folder(out or (run if run.is_dir() else run.parent))
     dataset = _dataset(run, classifier.description, data, data_root, skip_unreadable)
     for remark in _remarks(dataset, data, split):
         echo(remark, err=True)
-    evaluation = _evaluated(classifier, dataset, split)
+    evaluation = _evaluated(
+        classifier, dataset, split, specificity=specificity, resamples=resamples, unit=_unit(run)
+    )
     warning = _warning(classifier.description, split, own=data is None)
     content = _content(run, classifier.description, dataset, split, evaluation, warning)
     title = f"{classifier.description.model} on {dataset.name}, {split.value}"
@@ -114,18 +130,40 @@ def _dataset(
     return dataset
 
 
-def _evaluated(classifier: Classifier, dataset: Dataset, split: Split) -> Evaluation:
+def _unit(run: Path) -> str:
+    """The unit of privacy that the run's recipe states; an image if it has none."""
+    from sfumato import recipes
+    from sfumato.training.run_folder import RECIPE
+
+    return recipes.of_run(run).data.unit if (run / RECIPE).is_file() else "image"
+
+
+def _evaluated(
+    classifier: Classifier,
+    dataset: Dataset,
+    split: Split,
+    *,
+    specificity: float,
+    resamples: int,
+    unit: str,
+) -> Evaluation:
     import numpy as np
 
     from sfumato import analysis
+    from sfumato.analysis.bootstrap import unit_word
     from sfumato.data.adapt import align_labels
 
     parts = dataset.parts()
     chosen = list(parts.values()) if split is Split.all else [parts[split]]
     labels = np.concatenate([part.labels for part in chosen])
     labels = align_labels(labels, dataset.classes, classifier.classes)
-    found = np.concatenate([analysis.probabilities(classifier, part) for part in chosen])
-    return analysis.evaluate(found, labels, classifier.classes)
+    known = [part.units for part in chosen if part.units is not None]
+    units = np.concatenate(known) if len(known) == len(chosen) else None
+    logits = np.concatenate([analysis.logits(classifier, part) for part in chosen])
+    return analysis.evaluate_logits(
+        logits, labels, classifier.classes, specificity=specificity, resamples=resamples,
+        units=units, unit=unit_word(unit, units),
+    )  # fmt: skip
 
 
 def _remarks(dataset: Dataset, data: str | None, split: Split) -> list[str]:
@@ -241,34 +279,48 @@ def _show(evaluation: Evaluation, title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from sfumato.report import discrimination as told
+
     e = evaluation
     console = Terminal(highlight=False)
     console.print(Text(title, style="bold"), soft_wrap=True)
-    lines = [("images", str(e.n)), ("accuracy", _percent(e.accuracy))]
+    lines = [("images", str(e.n)), ("accuracy", told.overall(e, "accuracy"))]
     if len(e.classes) > 5:
-        lines.append(("top-5 accuracy", _percent(e.top5)))
+        lines.append(("top-5 accuracy", percent(e.top5, 2)))
+    balanced = told.overall(e, "balanced_accuracy")
+    lines += [("balanced accuracy", f"{balanced}   mean recall of the classes")]
+    lines += [(name, f"{value}   {told.meaning(e)}") for name, value in told.rows(e)[:1]]
+    lines += told.rows(e)[1:]
     lines += [
-        ("balanced accuracy", f"{_percent(e.balanced_accuracy)}   mean recall of the classes"),
         ("NLL", f"{e.nll:.4f}   negative log-likelihood, nats"),
         ("Brier score", f"{e.brier:.4f}   0 is perfect, 2 the worst"),
         ("ECE", f"{e.ece:.4f}   expected calibration error, 15 bins"),
     ]
+    wide = max(len(name) for name, _ in lines)
     for name, value in lines:
-        console.print(f"{name:<18} {value}", soft_wrap=True)
+        console.print(Text(f"{name:<{wide}}  {value}"), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("class", overflow="fold")
     for heading in ("images", "precision", "recall", "F1"):
         table.add_column(heading, justify="right", no_wrap=True)
     for k, name in enumerate(e.classes):
-        shares = (_percent(values[k]) for values in (e.precision, e.recall, e.f1))
+        shares = (percent(values[k], 2) for values in (e.precision, e.recall, e.f1))
         table.add_row(Text(name), str(e.support[k]), *shares)
+    against = Table(box=None, pad_edge=False)
+    against.add_column("class", overflow="fold")
+    for heading in ("AUROC", "average precision", "sensitivity"):
+        against.add_column(heading, justify="right", no_wrap=True)
+    for k, name in enumerate(e.classes):
+        values = ("auroc", "average_precision", "sensitivity")
+        against.add_row(Text(name), *(Text(told.of_class(e, value, k)) for value in values))
     console.print()
     console.print(table)
+    level = f"{100 * e.specificity:.4g} %"
+    console.print(f"\nEach class against all others, sensitivity at specificity {level}:")
+    console.print(against)
     console.print()
-
-
-def _percent(value: float) -> str:
-    return "–" if value != value else f"{100 * value:.2f} %"
+    for note in told.notes(e):
+        console.print(Text(note))
 
 
 def _shape(channels: int, height: int, width: int) -> str:

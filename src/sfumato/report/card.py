@@ -11,12 +11,16 @@ number that was computed on training batches, and no seed that noise follows fro
 from __future__ import annotations
 
 import json
+import math
 import re
+from pathlib import Path
+from urllib.parse import quote
 
 from sfumato import version
+from sfumato.charts import png
 from sfumato.privacy import chapters
 from sfumato.privacy.statement import upwards
-from sfumato.report import privacy
+from sfumato.report import discrimination, privacy
 from sfumato.report.detail import without_seed
 from sfumato.report.measure import Measured, disagreement
 from sfumato.run import Run
@@ -27,8 +31,14 @@ from sfumato.training.run_folder import WEIGHTS
 _TAGS = ("image-classification", "differential-privacy", "dp-sgd", "pytorch", "sfumato")
 
 
-def card(run: Run, measured: Measured) -> str:
-    """The card of a finished run."""
+def card(run: Run, measured: Measured, *, curves: str = "") -> str:
+    """The card of a finished run.
+
+    Args:
+        run: The run.
+        measured: What `measure` found of it.
+        curves: The file beside the card with its ROC and precision-recall curves, if there is one.
+    """
     parts = [
         _header(run, measured),
         f"# {_plain(run.recipe.model.name)} on {_plain(run.data)}",
@@ -44,7 +54,7 @@ def card(run: Run, measured: Measured) -> str:
         "## Training",
         _training(run, measured),
         "## Evaluation",
-        _evaluation(run, measured),
+        _evaluation(run, measured, curves),
         "## Limitations",
         _limitations(run, measured),
         f"Written by sfumato {version.of()} from the run '{_plain(run.name)}'.",
@@ -67,6 +77,12 @@ def _header(run: Run, measured: Measured) -> str:
         metrics = [("accuracy", "test accuracy", run.accuracy)]
         e = measured.evaluation
         if e is not None and not disagreement(run, measured):
+            areas = [
+                ("roc_auc", "AUROC", "auroc"),
+                ("average_precision", "AP", "average_precision"),
+            ]
+            known = [(kind, name, e.overall(key)) for kind, name, key in areas]
+            metrics += [found for found in known if not math.isnan(found[2])]
             metrics.append(("brier_score", "Brier score (0 to 2)", e.brier))
             metrics.append(("expected_calibration_error", "ECE, 15 bins", e.ece))
         lines += [
@@ -194,14 +210,27 @@ def _training(run: Run, measured: Measured) -> str:
     )
 
 
-def _evaluation(run: Run, measured: Measured) -> str:
+def curves_picture(measured: Measured, path: Path) -> bool:
+    """Draw the ROC and precision-recall curves into a PNG file.
+
+    Returns:
+        Whether there are any.
+    """
+    if measured.evaluation is None or not measured.evaluation.curves:
+        return False
+    png.draw([discrimination.charts(measured.evaluation)], path, width=10.0, height=4.4)
+    return True
+
+
+def _evaluation(run: Run, measured: Measured, curves: str) -> str:
     e = measured.evaluation
     if e is None:
         reported = "" if run.accuracy is None else f"Test accuracy: {100 * run.accuracy:.2f} %.\n\n"
         return f"{reported}{_plain(measured.missing)}"
     rows = [
-        ("accuracy", f"{100 * e.accuracy:.2f} %"),
-        ("balanced accuracy", f"{100 * e.balanced_accuracy:.2f} %"),
+        ("accuracy", discrimination.overall(e, "accuracy")),
+        ("balanced accuracy", discrimination.overall(e, "balanced_accuracy")),
+        *discrimination.rows(e),
         ("negative log-likelihood", f"{e.nll:.4f}"),
         ("Brier score (0 to 2)", f"{e.brier:.4f}"),
         ("expected calibration error, 15 bins", f"{e.ece:.4f}"),
@@ -211,15 +240,23 @@ def _evaluation(run: Run, measured: Measured) -> str:
     text = f"On {e.n:,} test images{of}:\n\n| | |\n|---|---|\n{table}"
     if words := disagreement(run, measured):
         text = f"> {_plain(words)}\n\n{text}"
+    said = f"AUROC, average precision and sensitivity: {discrimination.meaning(e)}."
+    text += "\n\n" + _plain(" ".join([said, *discrimination.notes(e)]))
     if len(e.classes) > 100:
         return text
+    by_rank = ("auroc", "average_precision", "sensitivity")
     lines = [
         f"| {_plain(name)} | {percent(e.precision[k])} | {percent(e.recall[k])} | "
-        f"{percent(e.f1[k])} | {int(e.support[k])} |"
+        f"{percent(e.f1[k])} | {' | '.join(discrimination.of_class(e, v, k) for v in by_rank)} | "
+        f"{int(e.support[k])} |"
         for k, name in enumerate(e.classes)
     ]
-    head = "| class | precision | recall | F1 | images |\n|---|---|---|---|---|"
-    return f"{text}\n\n{head}\n" + "\n".join(lines)
+    head = (
+        "| class | precision | recall | F1 | AUROC | average precision | sensitivity | images |\n"
+        f"|{'---|' * 8}"
+    )
+    text = f"{text}\n\n{head}\n" + "\n".join(lines)
+    return f"{text}\n\n![ROC and precision-recall curves]({quote(curves)})" if curves else text
 
 
 def _limitations(run: Run, measured: Measured) -> str:

@@ -9,8 +9,8 @@ from sfumato.privacy import chapters
 from sfumato.privacy.guarantee import Guarantee
 from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe, flat
+from sfumato.report import discrimination, result_charts
 from sfumato.report import privacy as told
-from sfumato.report import result_charts
 from sfumato.report.markup import Child, Safe, details, element, inline, join, markdown, table
 from sfumato.report.measure import Measured, disagreement
 from sfumato.run import Run
@@ -64,12 +64,13 @@ def _meter(g: Guarantee) -> Safe:
 
 
 def test_results(run: Run, measured: Measured, key: str) -> tuple[Safe, dict[str, Any]]:
-    """Confusion matrix, reliability and each class on the test set."""
+    """Confusion matrix, reliability, curves and each class on the test set."""
     e = measured.evaluation
     if e is None:
         return element("p", {"class": "note"}, measured.missing), {}
     matrix, matrix_data = result_charts.confusion(e, f"{key}-confusion")
     sure, sure_data = result_charts.reliability(e, f"{key}-reliability")
+    curves, curve_data = result_charts.curves(e, key)
     note = None
     if words := disagreement(run, measured):
         note = element("ul", {"class": "cautions"}, element("li", None, words))
@@ -77,8 +78,9 @@ def test_results(run: Run, measured: Measured, key: str) -> tuple[Safe, dict[str
         words = f"On the test set of '{measured.data}', which was named in place of the run's data."
         note = element("p", {"class": "note"}, words)
     numbers = (
-        ("accuracy", percent(e.accuracy, 2)),
-        ("balanced accuracy", percent(e.balanced_accuracy, 2)),
+        ("accuracy", discrimination.overall(e, "accuracy")),
+        ("balanced accuracy", discrimination.overall(e, "balanced_accuracy")),
+        *discrimination.rows(e),
         ("ECE", f"{e.ece:.4f}"),
         ("Brier score", f"{e.brier:.4f}"),
         ("NLL", f"{e.nll:.4f}"),
@@ -97,6 +99,7 @@ def test_results(run: Run, measured: Measured, key: str) -> tuple[Safe, dict[str
         element("figure", {"class": "panel wide"}, element("h4", None, "Confusion matrix"), matrix),
         element("figure", {"class": "panel"}, element("h4", None, "Reliability"), sure,
                 element("figcaption", {"class": "note"}, reading)),
+        *curves,
     )  # fmt: skip
     rows = [
         [name, percent(e.precision[k]), percent(e.recall[k]), percent(e.f1[k]),
@@ -105,16 +108,19 @@ def test_results(run: Run, measured: Measured, key: str) -> tuple[Safe, dict[str
     ]  # fmt: skip
     head = ["class", "precision", "recall", "F1", "support"]
     classes = table(head, rows, caption="Results by class", classes="numbers sortable classes")
+    ranked = result_charts.against_the_rest(e)
     by_class = (
-        join([element("h4", None, "By class"), classes])
+        join([element("h4", None, "By class"), classes, ranked])
         if len(rows) <= 30
-        else details(f"By class: {len(rows)} classes", classes)
+        else details(f"By class: {len(rows)} classes", classes, ranked)
     )
+    said = f"AUROC, average precision and sensitivity: {discrimination.meaning(e)}."
+    remarks = element("p", {"class": "note"}, " ".join([said, *discrimination.notes(e)]))
     body = join(
-        [note, element("dl", {"class": "strip"}, *strip),
+        [note, element("dl", {"class": "strip"}, *strip), remarks,
          element("div", {"class": "panels"}, *panels), by_class]
     )  # fmt: skip
-    data = {f"{key}-reliability": sure_data}
+    data = {f"{key}-reliability": sure_data} | curve_data
     return body, data | ({f"{key}-confusion": matrix_data} if matrix_data else {})
 
 

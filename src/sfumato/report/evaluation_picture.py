@@ -1,4 +1,4 @@
-"""A picture of an evaluation: confusion matrix, recall of each class, reliability diagram."""
+"""A picture of an evaluation: confusion matrix, recall of each class, reliability, curves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sfumato.charts import png, style
 from sfumato.charts.chart import Matrix, shortened
 from sfumato.charts.png import NAMED, NUMBERED
 from sfumato.charts.reliability import reliability
+from sfumato.report.discrimination import charts, overall
 from sfumato.text import percent
 
 _ROOM = 1.42
@@ -31,8 +32,8 @@ def draw(evaluation: Evaluation, path: str | Path, *, title: str = "") -> None:
     """
     count = len(evaluation.classes)
     side = max(4.4, 0.42 * count) if count <= NUMBERED else min(13.0, max(9.0, 0.13 * count))
-    with style.figure(side + 6.6, side + 1.6, Path(path)) as figure:
-        parts: Any = figure.subfigures(1, 2, width_ratios=[side + 2.2, 4.4])
+    with style.figure(side + 10.8, side + 1.6, Path(path)) as figure:
+        parts: Any = figure.subfigures(1, 3, width_ratios=[side + 2.2, 4.4, 4.2])
         matrix, bars = parts[0].subplots(1, 2, sharey=True, width_ratios=[side, 1.6])
         counts = Matrix(evaluation.classes, evaluation.confusion)
         png.paint_matrix(matrix, counts, side)
@@ -40,10 +41,14 @@ def draw(evaluation: Evaluation, path: str | Path, *, title: str = "") -> None:
         spare = max(0.9, side + 1.6 - 5.4)
         above, below, words = parts[1].subplots(3, 1, height_ratios=[3.4, 1.0, spare])
         r = evaluation.reliability
-        chart, sizes = reliability(r.edges, r.counts, r.accuracy, r.confidence, ece=evaluation.ece)
-        png.paint(above, replace(chart, y=replace(chart.y, high=_ROOM)))
+        diagram, sizes = reliability(
+            r.edges, r.counts, r.accuracy, r.confidence, ece=evaluation.ece
+        )
+        png.paint(above, replace(diagram, y=replace(diagram.y, high=_ROOM)))
         png.paint(below, sizes)
         _summary(words, evaluation, counts, lines=int(spare / 0.2))
+        for axes, chart in zip(parts[2].subplots(2, 1), charts(evaluation), strict=True):
+            png.paint(axes, chart)
         png.headline(figure, title)
 
 
@@ -81,6 +86,7 @@ def _summary(axes: Axes, evaluation: Evaluation, matrix: Matrix, *, lines: int) 
     top = "" if len(e.classes) <= 5 else f" · top-5 {percent(e.top5)}"
     text = [
         f"{e.n:,} images".replace(",", " ") + f" · accuracy {percent(e.accuracy)}{top}",
+        f"AUROC {overall(e, 'auroc')} · AP {overall(e, 'average_precision')}",
         f"negative log-likelihood {e.nll:.3f} · Brier score {e.brier:.3f}",
     ]
     worst = [error for error in matrix.errors(20) if error[0] > 1]

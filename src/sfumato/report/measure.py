@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from sfumato import analysis
+from sfumato.analysis.bootstrap import RESAMPLES, unit_word
 from sfumato.analysis.classification import Array, Evaluation
 from sfumato.analysis.inference import find_images
 from sfumato.data import Dataset
@@ -179,9 +180,14 @@ def _measured(
         dataset = loaded.of(run, classifier)
         own = loaded.data is None or run.recipe.data.name.startswith(GIVEN)
         given = "" if own else dataset.name
-        found = analysis.probabilities(classifier, dataset.test)
+        outputs = analysis.logits(classifier, dataset.test)
+        found = analysis.softmax(outputs)
         labels = align_labels(dataset.test.labels, dataset.classes, classifier.classes)
-        evaluation = analysis.evaluate(found, labels, classifier.classes)
+        units = dataset.test.units
+        evaluation = analysis.evaluate_logits(
+            outputs, labels, classifier.classes, units=units, resamples=RESAMPLES,
+            unit=unit_word(run.recipe.data.unit, units),
+        )  # fmt: skip
         if samples is not None and samples.count:
             shown = _of_test(classifier, dataset, found, labels, samples.count)
     except UserError as error:

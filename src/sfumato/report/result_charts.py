@@ -1,4 +1,4 @@
-"""Test results on the page: confusion matrix and reliability diagram, with their numbers."""
+"""Test results on the page: confusion matrix, reliability diagram and curves, with numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from sfumato.analysis.classification import Evaluation
 from sfumato.charts import svg
 from sfumato.charts.chart import Matrix
 from sfumato.charts.reliability import reliability as diagram
-from sfumato.report.markup import Safe, details, element, join, table
+from sfumato.report.discrimination import charts, of_class
+from sfumato.report.markup import Child, Safe, details, element, join, table
 
 MOST_CLASSES = 200
 """Larger confusion matrices are not drawn; their largest errors are listed."""
@@ -63,3 +64,35 @@ def reliability(evaluation: Evaluation, key: str) -> tuple[Safe, dict[str, Any]]
     head = ["confidence", "images", "mean confidence", "accuracy"]
     behind = table(head, rows, caption="Reliability in bins", classes="numbers")
     return join([Safe(drawing), details("The bins as a table", behind)]), data
+
+
+def curves(evaluation: Evaluation, key: str) -> tuple[list[Safe], dict[str, Any]]:
+    """The ROC and the precision-recall curves as panels, and the values of both."""
+    panels, data = [], {}
+    for chart, name in zip(charts(evaluation), ("roc", "precision"), strict=True):
+        title = element("h4", None, chart.title)
+        if chart.empty:
+            note = element("p", {"class": "note"}, f"This {chart.empty}.")
+            panels.append(element("figure", {"class": "panel"}, title, note))
+            continue
+        drawing, values = svg.render([(chart, 240)], key=f"{key}-{name}", width=400)
+        data[f"{key}-{name}"] = values
+        panels.append(element("figure", {"class": "panel"}, title, Safe(drawing)))
+    return panels, data
+
+
+def against_the_rest(evaluation: Evaluation) -> Safe:
+    """Areas under the curves of each class, with the look of its curves."""
+    e = evaluation
+    looks = {c.index: index for index, c in enumerate(e.curves)}
+    rows: list[list[Child]] = [
+        [
+            join([Safe(svg.swatch(looks[k])), " ", name]) if k in looks else name,
+            *(of_class(e, value, k) for value in ("auroc", "average_precision", "sensitivity")),
+        ]
+        for k, name in enumerate(e.classes)
+    ]
+    level = f"sensitivity at specificity {100 * e.specificity:.4g} %"
+    head = ["class", "AUROC", "average precision", level]
+    caption = "Each class against all others"
+    return table(head, rows, caption=caption, classes="numbers sortable classes")

@@ -129,7 +129,6 @@ class Classifier(nn.Module):
         """Normalise images, given as uint8 or as floats in [0, 1], as in training."""
         return normalise(images, self.description.mean, self.description.std)
 
-    @torch.no_grad()
     def predict(self, images: Tensor | npt.NDArray[Any], *, batch: int | BatchSize = 256) -> Tensor:
         """Class probabilities `(N, classes)` of images.
 
@@ -141,6 +140,11 @@ class Classifier(nn.Module):
         Raises:
             UserError: The images are of another shape than the network takes.
         """
+        return self.logits(images, batch=batch).softmax(1)
+
+    @torch.no_grad()
+    def logits(self, images: Tensor | npt.NDArray[Any], *, batch: int | BatchSize = 256) -> Tensor:
+        """Logits `(N, classes)` of images that are not normalised; arguments as for `predict`."""
         images = self._channels_first(torch.as_tensor(images))
         device = next(self.network.parameters()).device
         training = self.network.training
@@ -148,7 +152,7 @@ class Classifier(nn.Module):
 
         def outputs(part: slice) -> Tensor:
             logits: Tensor = self(self.normalise(images[part].to(device)))
-            return logits.softmax(1).cpu()
+            return logits.cpu()
 
         self.network.eval()
         parts = list(rows.parts(len(images), outputs))
