@@ -66,6 +66,15 @@ class Data:
     columns: list[str] = _setting(  # noqa: RUF009
         [], "columns of a table, such as path=file, label=dx, unit=pid; found by name if empty"
     )
+    unit_field: str = _setting(
+        "", "keyword of the DICOM field that names the unit; for a patient PatientID"
+    )
+    window: list[float] = _setting(  # noqa: RUF009
+        [], "centre and width of DICOM values from black to white; all that the bits hold if empty"
+    )
+    mixed_photometric: bool = _setting(
+        False, "take DICOM files of MONOCHROME1 and MONOCHROME2 together"
+    )
     per_unit: int = _setting(
         4, "most images of a unit that enter a step, chosen at random in each", least=1
     )

@@ -99,7 +99,7 @@ def test_a_folder_of_images(run: Run, tmp_path: Path) -> None:
 def test_train_says_what_it_is_about_to_do(sfumato: Run, tmp_path: Path) -> None:
     scans = folder_of_images(tmp_path / "scans", {"sick": 10, "well": 10}, size=20)
     Image.new("RGB", (90, 70)).save(scans / "well" / "wide.png")
-    (scans / "well" / "raw.dcm").touch()
+    (scans / "well" / "raw.nii").touch()
     quick = ("--model", "tanh-cnn", "--set", "training.steps=1", "--set", "training.batch=4")
     shown = sfumato("data", "show", scans).out
     code, out, err = sfumato("train", scans, *quick, "--device", "cpu", "--out", "r")
@@ -107,7 +107,7 @@ def test_train_says_what_it_is_about_to_do(sfumato: Run, tmp_path: Path) -> None
     notes = [line.removeprefix("Note: ") for line in shown.splitlines() if "Note: " in line]
     assert out.splitlines()[: len(notes)] == notes
     assert any("with sides from 20 to 90; they are scaled to 64×64" in note for note in notes)
-    assert any("Ignored: 1 × .dcm" in note for note in notes)
+    assert any("Ignored: 1 × .nii" in note for note in notes)
     said = out.splitlines()[len(notes)]
     for word in ("tanh-cnn", "19 images of 2 classes", "3×64×64", "1 steps", "4 images", "sigma "):
         assert word in said, said

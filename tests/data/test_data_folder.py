@@ -101,11 +101,11 @@ def test_unrelated_files_are_ignored(tmp_path):
 def test_ignored_files_are_counted(tmp_path):
     root = two_classes(tmp_path)
     assert not any("Ignored" in note for note in load(root).notes)
-    for name in ("cat/a.dcm", "cat/b.DCM", "dog/notes", "list.csv", "cat/.hidden"):
+    for name in ("cat/a.nii", "cat/b.NII", "dog/notes", "list.csv", "cat/.hidden"):
         (root / name).touch()
     write_image(root / "loose.png")
     notes = load(root).notes
-    words = "Ignored: 2 × .dcm, 1 × no extension, 1 × .csv (not images), 1 × .png outside"
+    words = "Ignored: 2 × .nii, 1 × no extension, 1 × .csv (not images), 1 × .png outside"
     assert any(note.startswith(words) for note in notes), notes
 
 

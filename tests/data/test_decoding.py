@@ -60,7 +60,7 @@ def test_processes_pass_errors_on(tmp_path, small_blocks, monkeypatch):
     with workers.processes() as call:
         with pytest.raises(UserError, match=r"x\.tar cannot be read \(No such file"):
             call({"shard": str(tmp_path / "x.tar")})
-        job = {"block": ["", [], [], []], "form": [[2, 2], 3, 16], "offset": 0}
+        job = {"block": ["", [], [], []], "form": [[2, 2], 3, 16, None], "offset": 0}
         with pytest.raises(FileNotFoundError):
             call({**job, "target": str(tmp_path / "missing")})
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from sfumato.data.decode import Header, UnreadableError, read, read_header
-from sfumato.data.image_files import Block
+from sfumato.data.decode import Header, Read, UnreadableError, read, read_header
+from sfumato.data.dicom_file import frame_header, read_frame
+from sfumato.data.image_files import Block, Frame
 from sfumato.data.imageset import Array
 
 
@@ -18,11 +21,13 @@ class Form(NamedTuple):
         size: height and width.
         channels: 1 for grey, 3 for colour.
         bits: bits that count in 16-bit images.
+        window: centre and width of the values of DICOM files that become black to white.
     """
 
     size: tuple[int, int]
     channels: int
     bits: int
+    window: tuple[float, float] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -31,13 +36,14 @@ class Form(NamedTuple):
 
     def to_json(self) -> list[Any]:
         """The form as JSON values."""
-        return [list(self.size), self.channels, self.bits]
+        return [list(self.size), self.channels, self.bits, self.window]
 
     @classmethod
     def from_json(cls, record: list[Any]) -> Form:
         """The form that `to_json` wrote."""
-        (height, width), channels, bits = record
-        return cls((int(height), int(width)), int(channels), int(bits))
+        (height, width), channels, bits, window = record
+        edges = (float(window[0]), float(window[1])) if window else None
+        return cls((int(height), int(width)), int(channels), int(bits), edges)
 
 
 @dataclass
@@ -112,7 +118,7 @@ def decode_block(block: Block, form: Form, write: Callable[[int, Array], None]) 
     seen = Observations(images=len(block.rows))
     for row, content in zip(block.rows, block.contents(), strict=True):
         try:
-            image = read(content, size=form.size, channels=form.channels, bits=form.bits)
+            image = _read(content, form)
         except UnreadableError as error:
             seen.unreadable[row] = str(error)
             if error.header is not None:
@@ -125,12 +131,20 @@ def decode_block(block: Block, form: Form, write: Callable[[int, Array], None]) 
     return seen
 
 
+def _read(content: Path | BytesIO | Frame, form: Form) -> Read:
+    if isinstance(content, Frame):
+        return read_frame(
+            content, size=form.size, channels=form.channels, bits=form.bits, window=form.window
+        )
+    return read(content, size=form.size, channels=form.channels, bits=form.bits)
+
+
 def look_at_block(block: Block) -> Observations:
     """Read the headers of a block alone."""
     seen = Observations(images=len(block.rows))
     for row, content in zip(block.rows, block.contents(), strict=True):
         try:
-            seen.see(read_header(content))
+            seen.see(frame_header(content) if isinstance(content, Frame) else read_header(content))
         except UnreadableError as error:
             seen.unreadable[row] = str(error)
     return seen

@@ -32,7 +32,7 @@ LARGEST_KEPT_SIDE = 64
 MIXED_SIZE = 64
 """Images of several sizes, or larger ones, become squares of this side unless a size is given."""
 
-_FORMAT = 2
+_FORMAT = 3
 _MOST_NAMED = 10
 _WORTH_PROCESSES = 4096
 """Images from which on processes pay, which take a third of a second to start."""
@@ -65,23 +65,24 @@ class _Work:
     size: tuple[int, int] | None
     channels: int | None
     bits: int
+    window: tuple[float, float] | None
     skip_unreadable: bool
 
     def form(self, seen: Observations) -> Form:
         """The form of the images: as asked for, else as their headers suggest."""
         size = self.size or _choose_size(seen.headers)
-        return Form(size, self.channels or (1 if seen.grey else 3), self.bits)
+        return Form(size, self.channels or (1 if seen.grey else 3), self.bits, self.window)
 
     def kind(self, form: Form) -> str:
         """A digest of data and options that does not depend on the state of the files."""
         root = str(self.files.root().resolve())
-        text = repr((root, form.size, form.channels, self.bits, self.skip_unreadable))
+        text = repr((root, form.size, form.channels, self.bits, self.window, self.skip_unreadable))
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
     def key(self) -> str:
         """A digest of everything that the decoded array depends on."""
         root = str(self.files.root().resolve())
-        asked = (self.size, self.channels, self.bits, self.skip_unreadable)
+        asked = (self.size, self.channels, self.bits, self.window, self.skip_unreadable)
         digest = hashlib.sha256()
         options = repr((_FORMAT, PIL.__version__, root, *asked))
         digest.update(options.encode("utf-8", "surrogateescape"))
@@ -97,6 +98,7 @@ def decode_images(
     size: tuple[int, int] | None,
     channels: int | None,
     bits: int,
+    window: tuple[float, float] | None = None,
     skip_unreadable: bool,
     cache: bool = True,
 ) -> Decoded:
@@ -112,10 +114,11 @@ def decode_images(
         size: height and width to bring them to.
         channels: 1 or 3.
         bits: bits that count in 16-bit images.
+        window: centre and width of values of DICOM files; the range of their bits if None.
         skip_unreadable: leave out what cannot be read.
         cache: keep the result in the user's cache, and take it from there.
     """
-    work = _Work(files, order, size, channels, bits, skip_unreadable)
+    work = _Work(files, order, size, channels, bits, window, skip_unreadable)
     if not cache:
         return _in_memory(work)
     folder, key = locate.cache_folder(), work.key()

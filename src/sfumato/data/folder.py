@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from sfumato.data.decode import EXTENSIONS
+from sfumato.data.dicom_file import ENDINGS
 from sfumato.data.image_files import FolderFiles
 from sfumato.data.imageset import Array
 from sfumato.data.listing import PARTS, Listing, some
@@ -98,7 +99,7 @@ class _Found:
             if not count:
                 raise UserError(
                     f"The class folder {folder / name} holds no images: fill it or remove it. "
-                    f"Images are files ending in {', '.join(sorted(EXTENSIONS))}."
+                    f"Images are files ending in {', '.join(sorted(EXTENSIONS | ENDINGS))}."
                 )
             self._labels.append(np.full(count, label, dtype=np.int64))
         self.count_loose(folder)
@@ -170,8 +171,8 @@ def _classes(root: Path, folder: Path) -> tuple[str, ...]:
 
 
 def images_below(folder: Path) -> list[Path]:
-    """All image files in a folder and its subfolders, sorted; hidden ones are left out."""
-    return [folder / path for path in _walk(str(folder)) if _is_image(path)]
+    """All image files in a folder and its subfolders, sorted; no DICOM and no hidden ones."""
+    return [folder / path for path in _walk(str(folder)) if _ending(path) in EXTENSIONS]
 
 
 def holds_images(folder: Path) -> bool:
@@ -223,7 +224,7 @@ def _ending(path: str) -> str:
 
 
 def _is_image(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in EXTENSIONS
+    return os.path.splitext(path)[1].lower() in EXTENSIONS | ENDINGS
 
 
 def kinds(endings: Counter[str]) -> str:

@@ -7,9 +7,10 @@ work of decoding into blocks that a worker reads from one end to the other.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +24,13 @@ BLOCK = 256
 """Images of a block: enough to hide the cost of handing it to a worker, few enough for a bar."""
 
 
+class Frame(NamedTuple):
+    """One image of a DICOM file."""
+
+    path: Path
+    number: int
+
+
 class Block(NamedTuple):
     """Images that one worker reads one after another.
 
@@ -31,17 +39,20 @@ class Block(NamedTuple):
         files: paths below the folder; empty for a shard.
         spans: the first byte of each image in the shard, and its length; empty for a folder.
         rows: the row of the decoded array that each image is written to.
+        frames: number of the frame in each of ``files``, for DICOM; empty for others.
     """
 
     path: str
     files: list[str]
     spans: list[list[int]]
     rows: list[int]
+    frames: Sequence[int] = ()
 
-    def contents(self) -> Iterator[Path | BytesIO]:
-        """The images of the block, as Pillow opens them."""
-        for file in self.files:
-            yield Path(self.path, file)
+    def contents(self) -> Iterator[Path | BytesIO | Frame]:
+        """The images of the block, as Pillow opens them, or frames."""
+        for file, number in zip_longest(self.files, self.frames):
+            path = Path(self.path, file)
+            yield path if number is None else Frame(path, number)
         if self.spans:
             with shard_open(Path(self.path)) as shard:
                 for first, length in self.spans:

@@ -112,6 +112,7 @@ def read_listing(
     size: tuple[int, int] | None,
     channels: int | None,
     bits: int,
+    window: tuple[float, float] | None,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     validation: float,
@@ -134,6 +135,7 @@ def read_listing(
         size=size,
         channels=channels,
         bits=bits,
+        window=window,
         skip_unreadable=skip_unreadable,
         cache=cache,
     )

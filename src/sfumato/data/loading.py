@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from sfumato.data import locate
 from sfumato.data.adapt import adapt
 from sfumato.data.catalogue import CATALOGUE, DRAWN, HALF, Entry, canonical, check_channels
 from sfumato.data.cifar import read_cifar
+from sfumato.data.dicom_listing import dicom_frames, holds_dicom
 from sfumato.data.folder import list_folder
 from sfumato.data.idx import read_idx_folder
 from sfumato.data.imagenet import list_imagenette, list_tiny_imagenet
@@ -44,6 +46,16 @@ class _Split(TypedDict):
     split_rule: Rule
 
 
+class _Asked(NamedTuple):
+    """What the user says about the images of files."""
+
+    unit: str
+    pattern: str
+    columns: tuple[str, ...]
+    field: str
+    mixed: bool
+
+
 def load(
     name_or_path: object,
     *,
@@ -58,6 +70,9 @@ def load(
     unit: str = IMAGE,
     unit_pattern: str = "",
     columns: Sequence[str] = (),
+    window: Sequence[float] = (),
+    unit_field: str = "",
+    mixed_photometric: bool = False,
     skip_unreadable: bool = False,
     cache: bool = True,
 ) -> Dataset:
@@ -93,6 +108,10 @@ def load(
         columns: columns of a table by their roles, such as ``("path=file", "label=dx",
             "unit=pid", "split=fold")``; those that are not given are found by their names, and an
             empty name says that there is none.
+        window: centre and width of the values of DICOM files that become black to white, such as
+            ``(40, 400)``; by default the range of their stored bits. Never chosen from images.
+        unit_field: keyword of the field that names the unit in DICOM files; for persons PatientID.
+        mixed_photometric: take DICOM files whose lowest value is white beside others.
         skip_unreadable: leave damaged images out instead of refusing them.
         cache: keep decoded images in the user's cache, where only their owner can read them.
 
@@ -108,6 +127,7 @@ def load(
     check_fraction("test_fraction", test_fraction)
     check_pattern(unit, unit_pattern)
     split = _Split(test_fraction=test_fraction, split_seed=split_seed, split_rule=split_rule)
+    edges = _checked_window(window)
     _check_columns(columns, name_or_path)
     if not isinstance(name_or_path, str | os.PathLike):
         _check_no_paths(unit_pattern)
@@ -122,11 +142,16 @@ def load(
         dataset = read_npz(place, bits=bits, **split)
     elif entry is None or entry.name in ("imagenette", "tiny-imagenet"):
         dataset = read_listing(
-            _listing(entry, place, unit, unit_pattern, columns),
+            _listing(
+                entry,
+                place,
+                _Asked(unit, unit_pattern, tuple(columns), unit_field, mixed_photometric),
+            ),
             name=entry.name if entry else _name(place),
             size=shape or (entry.size if entry else None),
             channels=channels or (entry.channels if entry else None),
             bits=bits,
+            window=edges,
             mean=entry.mean if entry else (HALF,),
             std=entry.std if entry else (HALF,),
             validation=validation,
@@ -203,6 +228,18 @@ def _checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
+def _checked_window(window: Sequence[float]) -> tuple[float, float] | None:
+    if not len(window):
+        return None
+    values = tuple(float(value) for value in window)
+    if len(values) != 2 or not all(map(math.isfinite, values)) or values[1] <= 1:
+        raise UserError(
+            f"data.window = {list(window)} is impossible: give the centre and the width, a number "
+            "greater than 1, as in [40, 400]."
+        )
+    return values[0], values[1]
+
+
 def _named(name_or_path: str | os.PathLike[str]) -> Entry | None:
     known = canonical(name_or_path) if isinstance(name_or_path, str) else None
     return CATALOGUE[known] if known else None
@@ -239,13 +276,19 @@ def _placed(
     )
 
 
-def _listing(
-    entry: Entry | None, place: Path, unit: str, pattern: str, columns: Sequence[str]
-) -> Listing:
-    """The images of files, with the units that their table or their paths name."""
+def _listing(entry: Entry | None, place: Path, asked: _Asked) -> Listing:
+    """The images of files, with the units that a table, their paths or their headers name."""
+    unit, pattern = asked.unit, asked.pattern
     if entry is None and is_table(place) and place.is_file():
-        return list_table(place, columns=columns, unit=unit, pattern=pattern)
-    return units_from_paths(_by_place(entry, place), unit, pattern)
+        listing = list_table(place, columns=asked.columns, unit=unit, pattern=pattern)
+    else:
+        listing = _by_place(entry, place)
+    dicom = holds_dicom(listing)
+    if listing.units is None and (pattern or not dicom):
+        listing = units_from_paths(listing, unit, pattern)
+    if not dicom:
+        return listing
+    return dicom_frames(listing, unit=unit, field=asked.field, mixed=asked.mixed)
 
 
 def _by_place(entry: Entry | None, place: Path) -> Listing:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sfumato.data.dicom_listing import holds_dicom
 from sfumato.data.image_files import FolderFiles
 from sfumato.data.imageset import Array
-from sfumato.data.listing import PARTS, Listing, some, units_from_paths
+from sfumato.data.listing import PARTS, Listing, some
 from sfumato.data.packed_names import PackedNames
 from sfumato.data.progress_bar import progress
 from sfumato.data.table_columns import choose_columns, given_columns, no_unit_column
@@ -33,13 +34,14 @@ _CHECKED_AT_ONCE = 1024
 def list_table(table: Path, *, columns: Sequence[str], unit: str, pattern: str) -> Listing:
     """Find the images that a table names, with their labels, units and parts.
 
-    Paths are relative to the table's folder. With train and val alone, val is the test set.
+    Paths are relative to the table's folder. With train and val alone, val is the test set. Units
+    that paths or headers name are not looked for.
 
     Args:
         table: The file.
         columns: Columns that the user gave; see `sfumato.data.table_columns.given_columns`.
         unit: The word for a unit of privacy.
-        pattern: A pattern that finds units in paths, instead of a column.
+        pattern: A pattern that will find units in paths, so that no column has to.
 
     Raises:
         UserError: The table, or what it says, cannot be used.
@@ -54,8 +56,6 @@ def list_table(table: Path, *, columns: Sequence[str], unit: str, pattern: str) 
     chosen = choose_columns(header, given, unit, table)
     if pattern:
         chosen.pop("unit", None)
-    elif unit != IMAGE and "unit" not in chosen:
-        raise no_unit_column(header, unit, table)
     rows = _Rows(table, chosen)
     if unit == IMAGE and "unit" not in given and "unit" in rows.holes:
         del chosen["unit"], rows.holes["unit"]  # Nobody asked for units.
@@ -76,7 +76,9 @@ def list_table(table: Path, *, columns: Sequence[str], unit: str, pattern: str) 
         (_in_words(header, chosen), *note),
     )
     if "unit" not in chosen:
-        return units_from_paths(listing, unit, pattern)
+        if unit != IMAGE and not pattern and not holds_dicom(listing):
+            raise no_unit_column(header, unit, table)
+        return listing
     units, word = unit_numbers(rows.units), "unit" if unit == IMAGE else unit
     refuse_divided_units(
         units, listing.parts(), rows.units.__getitem__, where=str(table), unit=word

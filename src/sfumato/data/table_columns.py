@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sfumato.data.units import IMAGE
+from sfumato.data.units import IMAGE, PERSON
 from sfumato.errors import UserError, nearest
 
 ROLES = ("path", "label", "unit", "split")
@@ -20,9 +20,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "split": ("split", "part", "partition", "subset"),
 }
 """Names by which columns are found, in any case; spaces and hyphens count as underscores."""
-
-PERSON = ("patient", "subject", "person", "participant", "case")
-"""Words for a person, each of which finds the columns of the others."""
 
 _PERSON_COLUMNS = ("pid", "mrn")
 _OPTION = "--columns path=file,label=dx"

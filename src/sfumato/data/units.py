@@ -20,6 +20,9 @@ from sfumato.errors import UserError
 IMAGE = "image"
 """The unit of privacy of data in which every image is one."""
 
+PERSON = ("patient", "subject", "person", "participant")
+"""Words for a person: columns and fields that name one name the others too."""
+
 GROUP = "unit"
 """The group of a pattern that matches the unit's name in a path."""
 

@@ -48,6 +48,9 @@ def dataset_of(data: Data, *, given: object = None, root: str | Path | None = No
         unit=data.unit,
         unit_pattern=data.unit_pattern,
         columns=data.columns,
+        window=data.window,
+        unit_field=data.unit_field,
+        mixed_photometric=data.mixed_photometric,
         skip_unreadable=data.skip_unreadable,
         cache=data.cache,
     )
@@ -127,6 +130,9 @@ def images_of(
         split_seed=settings.split_seed,
         split_rule=cast(Rule, settings.split_rule),
         columns=settings.columns if isinstance(data, str | Path) and is_table(Path(data)) else (),
+        window=settings.window,
+        unit_field=settings.unit_field,
+        mixed_photometric=settings.mixed_photometric,
         skip_unreadable=skip_unreadable,
     )
 
