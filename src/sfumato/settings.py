@@ -242,6 +242,9 @@ class Training:
     clean_view: bool = _setting(False, "one of the K views is the image as it is")
     self_mix: int = _setting(0, "further views, each a mixture of two of the K", least=0)
     mix_alpha: float = _setting(0.2, "mixtures have shares from Beta(alpha, alpha)", above=0)
+    class_weights: list[float] = _setting(  # noqa: RUF009
+        [], "one number per class that its images' loss is multiplied by, not counted from the data"
+    )
     average: float = _setting(
         0.0, "averaged weights: decay of ema, or fraction of steps for tail; 0 for none",
         least=0, below=1,

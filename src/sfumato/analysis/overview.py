@@ -34,6 +34,7 @@ from sfumato.errors import UserError, nearest
 from sfumato.memory import BatchSize, out_of_memory
 from sfumato.privacy.per_example import PerExample
 from sfumato.run import Run
+from sfumato.training.class_weights import loss_of
 
 PARTS = ("calibration", "curvature", "activations", "sparsity", "gradients", "cost")
 
@@ -288,7 +289,7 @@ def _gradients(found: Analysis) -> None:
     run = found.run
     x, y = _images(found)
     total = len(y) * (1 + len(run.snapshots))
-    engine = PerExample(run.network)
+    engine = PerExample(run.network, loss=loss_of(run.recipe, run.device))
     with progress(f"{run.folder.name}: gradients", total, unit="images") as advance:
 
         def one(step: int | None) -> GradientNorms:

@@ -35,6 +35,7 @@ from sfumato.training import (
 )
 from sfumato.training.averaging import Average
 from sfumato.training.canaries import CanaryPlan
+from sfumato.training.class_weights import loss_of
 from sfumato.training.draw_feed import DrawFeed
 from sfumato.training.drawn_images import UnitImages
 from sfumato.training.evaluation import evaluate, evaluate_rows
@@ -95,6 +96,7 @@ class Loop:
             sampler=self.plan.sampler,
             clipping=self.plan.clipping,
             noise=self.plan.noise,
+            loss=loss_of(r, self.device),
             views=self.views.total,
             images=units.slots,
             randomness=self.randomness,
