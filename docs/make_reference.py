@@ -21,11 +21,11 @@ MARK = "<!-- Below this line: written by make_reference.py. -->\n"
 PACKAGES = (
     "sfumato", "sfumato.privacy", "sfumato.privacy.accounting", "sfumato.privacy.verify",
     "sfumato.analysis", "sfumato.data", "sfumato.models", "sfumato.nn", "sfumato.recipes",
-    "sfumato.report",
+    "sfumato.report", "sfumato.export",
 )  # fmt: skip
 IN_FULL = ("sfumato.train", "sfumato.audit", "sfumato.open", "sfumato.resume", "sfumato.load",
-           "sfumato.Run", "sfumato.privacy.PrivateGradients",
-           "sfumato.privacy.verify.verify")  # fmt: skip
+           "sfumato.Run", "sfumato.privacy.PrivateGradients", "sfumato.privacy.verify.verify",
+           "sfumato.export.write")  # fmt: skip
 """Names with their whole docstrings; of the others the first sentence is shown."""
 
 

@@ -31,6 +31,7 @@ BELOW = {
     "report": {
         "run", "analysis", "training", "privacy", "models", "data", "charts", "recipe", "recipes",
     },
+    "export": {"run", "report", "training", "models", "data", "nn"},
     "reproduce": {
         "run", "analysis", "training", "privacy", "data", "charts", "recipe", "recipes", "starts",
     },

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 PACKAGES = (
-    "sfumato", "sfumato.analysis", "sfumato.data", "sfumato.models", "sfumato.nn",
-    "sfumato.privacy", "sfumato.privacy.accounting", "sfumato.privacy.verify", "sfumato.recipes",
-    "sfumato.report",
+    "sfumato", "sfumato.analysis", "sfumato.data", "sfumato.export", "sfumato.models",
+    "sfumato.nn", "sfumato.privacy", "sfumato.privacy.accounting", "sfumato.privacy.verify",
+    "sfumato.recipes", "sfumato.report",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from sfumato._lazy import lazy
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
-    from sfumato import analysis, data, models, nn, privacy, recipes, report
+    from sfumato import analysis, data, export, models, nn, privacy, recipes, report
     from sfumato.api import audit, open, resume, train
     from sfumato.recipe import Recipe
     from sfumato.run import Run
@@ -34,6 +34,7 @@ __all__ = [
     "analysis",
     "audit",
     "data",
+    "export",
     "load",
     "models",
     "nn",
@@ -48,7 +49,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "": ("analysis", "data", "models", "nn", "privacy", "recipes", "report"),
+        "": ("analysis", "data", "export", "models", "nn", "privacy", "recipes", "report"),
         "api": ("audit", "open", "resume", "train"),
         "errors": ("UserError",),
         "recipe": ("Recipe",),

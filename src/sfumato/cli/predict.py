@@ -17,7 +17,6 @@ import typer
 
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
-from sfumato.errors import UserError
 from sfumato.io import new_file
 from sfumato.text import printable
 
@@ -59,17 +58,13 @@ def predict(
     probability, and with --top K also class_2, probability_2 and so on. JSON is a list of objects.
     """
     from sfumato.analysis.inference import find_images, predict_files
-    from sfumato.training.classifier import load
+    from sfumato.training.classifier import check_head, load
     from sfumato.training.devices import pick_device
 
     if out is not None:
         new_file.check(out)
     classifier = load(run, device=pick_device(device), trust_code=trust_code)
-    if classifier.description.only_a_start:
-        raise UserError(
-            f"{run} is a start for other runs, trained on images that the program drew: its head "
-            "is not trained. Give a run that started from it."
-        )
+    check_head(run, classifier.description)
     files = find_images(images)
     skipped: list[Path] = []
 

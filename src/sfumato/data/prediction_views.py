@@ -32,7 +32,7 @@ def views(x: Tensor, kind: str) -> Iterator[Tensor]:
 
 
 def _shifted(x: Tensor) -> Iterator[Tensor]:
-    height, width = x.shape[2:]
+    height, width = map(int, x.shape[2:])  # Plain numbers, where the program is traced too.
     by = round(min(height, width) / _SIXTEENTH)
     if not by:
         yield x

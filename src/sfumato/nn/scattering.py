@@ -94,27 +94,40 @@ class Scattering(nn.Module):
             return torch.cat([self._coefficients(part) for part in torch.split(x, together)])
 
     def _coefficients(self, x: Tensor) -> Tensor:
-        spectrum = torch.fft.fft2(self._mirrored(x)).unsqueeze(2)
+        spectrum = self._spectrum(self._mirrored(x)).unsqueeze(-3)
         found, second = [self._smoothed(spectrum, 0)], []
         for j in range(self.scales):
             once = self._moduli(spectrum, 0, j)
             found.append(self._smoothed(once, j))
             for k in range(j + 1, self.scales):
-                twice = self._moduli(once.unsqueeze(3), j, k)
+                twice = self._moduli(once.unsqueeze(-3), j, k)
                 second.append(self._smoothed(twice, k).flatten(2, 3))
         return torch.cat([*found, *second], dim=2).flatten(1, 2)
 
     def _moduli(self, spectrum: Tensor, fine: int, scale: int) -> Tensor:
         """The spectrum of the modulus of a signal filtered by the wavelets of a scale."""
         kept = _folded(spectrum * self._filter("wavelets", fine)[scale - fine], 2 ** (scale - fine))
-        found: Tensor = torch.fft.fft2(torch.fft.ifft2(kept).abs())
-        return found
+        return self._spectrum(self._modulus(kept))
 
     def _smoothed(self, spectrum: Tensor, fine: int) -> Tensor:
         """A signal smoothed and subsampled to the coarsest grid, without the mirrored borders."""
         smooth = _folded(spectrum * self._filter("smooth", fine), 2 ** (self.scales - fine))
         height, width = self.grid
-        found: Tensor = torch.fft.ifft2(smooth).real[..., 1 : 1 + height, 1 : 1 + width]
+        return self._signal(smooth)[..., 1 : 1 + height, 1 : 1 + width]
+
+    def _spectrum(self, signal: Tensor) -> Tensor:
+        """The spectrum of a real signal."""
+        found: Tensor = torch.fft.fft2(signal)
+        return found
+
+    def _signal(self, spectrum: Tensor) -> Tensor:
+        """The real signal of a spectrum."""
+        found: Tensor = torch.fft.ifft2(spectrum).real
+        return found
+
+    def _modulus(self, spectrum: Tensor) -> Tensor:
+        """The modulus of the complex signal of a spectrum."""
+        found: Tensor = torch.fft.ifft2(spectrum).abs()
         return found
 
     def _mirrored(self, x: Tensor) -> Tensor:

@@ -244,6 +244,43 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return content, tensors
 
 
+def weights_path(source: Path) -> Path:
+    """The weights file of a run folder, or the weights file itself.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if source.is_dir():
+        if not (source / WEIGHTS).is_file():
+            raise UserError(
+                f"{source} holds no {WEIGHTS}: it is not a run folder, or its training has not "
+                f"finished (`sfumato train --resume {shlex.quote(str(source))}` goes on with it)."
+            )
+        return source / WEIGHTS
+    if not source.is_file():
+        raise UserError(f"There is no run folder or weights file {source}.")
+    return source
+
+
+def statement_of(source: Path) -> str | None:
+    """The SHA-256 of its statement that a run's weights file holds; None of older files."""
+    found = read_weights(weights_path(source))[0].get(STATEMENT)
+    return found if isinstance(found, str) else None
+
+
+def check_head(source: Path, description: Description) -> None:
+    """Refuse weights that are only a start for other runs.
+
+    Raises:
+        UserError: If the head is not trained.
+    """
+    if description.only_a_start:
+        raise UserError(
+            f"{source} is a start for other runs, trained on images that the program drew: its "
+            "head is not trained. Give a run that started from it."
+        )
+
+
 def load(
     path: str | Path, *, device: str | torch.device = "cpu", trust_code: Iterable[models.Code] = ()
 ) -> Classifier:
@@ -263,16 +300,8 @@ def load(
         UserError: If there is no such file, or it is not one of sfumato's, or it names a model
             whose code is not trusted.
     """
-    path = given = Path(path)
-    if path.is_dir():
-        if not (path / WEIGHTS).is_file():
-            raise UserError(
-                f"{path} holds no {WEIGHTS}: it is not a run folder, or its training has not "
-                f"finished (`sfumato train --resume {shlex.quote(str(path))}` goes on with it)."
-            )
-        path = path / WEIGHTS
-    if not path.is_file():
-        raise UserError(f"There is no run folder or weights file {path}.")
+    given = Path(path)
+    path = weights_path(given)
     content, tensors = read_weights(path)
     for digest in (TENSORS, STATEMENT):
         content.pop(digest, None)
