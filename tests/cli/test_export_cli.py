@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from cli_result import Run, refused
 
-from tiny_run import make_run
+from tiny_run import make_run, train_run
 
 
 def test_a_file_beside_the_user(sfumato: Run, tmp_path: Path) -> None:
@@ -30,3 +30,13 @@ def test_what_is_refused(sfumato: Run, tmp_path: Path) -> None:
     refused(sfumato("export", folder, "--to", "pt2", "-o", "m.onnx"), "must end in .pt2")
     refused(sfumato("export", tmp_path / "norun", "--to", "pt2"), "There is no run folder")
     assert not list(tmp_path.glob("*.pt2"))
+
+
+def test_a_folder_for_a_hub(sfumato: Run, tmp_path: Path) -> None:
+    run = train_run(tmp_path / "digits-001", {"training.seed": 0})
+    result = sfumato("export", run, "--to", "huggingface")
+    assert result.code == 0, result.err
+    assert "Written: digits-001-huggingface" in result.out
+    assert (tmp_path / "digits-001-huggingface" / "config.json").is_file()
+    refused(sfumato("export", run, "--to", "huggingface"), "exists already")
+    refused(sfumato("export", run, "--to", "huggingface", "--opset", 18), "--opset is for ONNX")

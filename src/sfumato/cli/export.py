@@ -9,6 +9,7 @@ import typer
 
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
+from sfumato.errors import UserError
 
 
 class Target(enum.StrEnum):
@@ -17,6 +18,7 @@ class Target(enum.StrEnum):
     onnx = "onnx"
     torchscript = "torchscript"
     pt2 = "pt2"
+    huggingface = "huggingface"
 
 
 def register(app: typer.Typer) -> None:
@@ -26,13 +28,13 @@ def register(app: typer.Typer) -> None:
 
 def export(
     run: Path = typer.Argument(..., metavar="RUN", help="A run folder or a weights file."),
-    to: Target = typer.Option(..., help="The form of the new file."),
+    to: Target = typer.Option(..., help="The form: a file, or a folder."),
     out: Path | None = typer.Option(
         None,
         "--out",
         "-o",
-        metavar="FILE",
-        help="New file; the run's name with the ending of the form if not given.",
+        metavar="PATH",
+        help="New file or folder; if not given, the run's name with the ending of the form.",
     ),
     opset: int | None = typer.Option(
         None, help="Opset of an ONNX file, 18 to 23; 18 if not given."
@@ -43,16 +45,29 @@ def export(
     data_root: Path | None = typer.Option(None, help="Where to look for data sets first."),
     trust_code: list[str] = TRUST_CODE,
 ) -> None:
-    """Write a trained model for other programs, compared with PyTorch on 100 images.
+    """Write a trained model for other programs.
 
-    The file takes images of float32 from 0 to 1 (batch, channels, height, width), normalises them
-    and gives class probabilities. It holds the class names and the guarantee.
+    An ONNX, TorchScript or pt2 file takes images of float32 from 0 to 1 (batch, channels, height,
+    width), normalises them and gives class probabilities; it holds the class names and the
+    guarantee, and is compared with PyTorch on 100 images. A folder for the Hugging Face Hub holds
+    the weights, config.json and the model card.
     """
-    from sfumato.export import write
+    from sfumato.export import write, write_folder
     from sfumato.export.model_file import check_format
 
-    ending = check_format(to.value, opset).ending
-    path = out or Path(f"{run.resolve().stem if run.is_file() else run.resolve().name}{ending}")
+    name = run.resolve().stem if run.is_file() else run.resolve().name
+    if to is Target.huggingface:
+        if opset is not None:
+            raise UserError("--opset is for ONNX files, not for a folder: leave it out.")
+        folder, missing = write_folder(
+            run, out or Path(f"{name}-huggingface"), data=data, root=data_root,
+            trust_code=trust_code,
+        )  # fmt: skip
+        if missing:
+            echo(f"Note: {missing}", err=True)
+        echo(f"Written: {folder} (fill in the licence and the words in brackets in README.md)")
+        return
+    path = out or Path(f"{name}{check_format(to.value, opset).ending}")
     echo(f"Exporting {run}; this may take some minutes.", err=True)
     done = write(
         run, path, to=to.value, opset=opset, data=data, root=data_root, trust_code=trust_code
