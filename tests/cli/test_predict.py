@@ -142,12 +142,15 @@ def test_unreadable_images(run: Run, tmp_path: Path, scans: Path) -> None:
         result = run(folder, scans, "--format", format)
         refused(result, "4.png cannot be read")
         assert not result.out
-    assert run(folder, broken, "--skip-unreadable").out == "file,class,probability\n"
     result = run(folder, scans, "--skip-unreadable")
     assert result.code == 0 and len(rows_of(result)) == 9
     assert f"Skipped: {broken}" in result.err and "1 of 10 images" in result.err
-    only = run(folder, broken, "--skip-unreadable", "--format", "json")
-    assert only.code == 0 and json.loads(only.out) == []
+    for format in ("csv", "json"):
+        only = run(folder, broken, "--skip-unreadable", "--format", format)
+        refused(only, "none of the 1 files could be read")
+        assert not only.out
+    refused(run(folder, broken, "--skip-unreadable", "--out", out), "Nothing is predicted")
+    assert not out.exists()
 
 
 def test_what_is_not_there(run: Run, tmp_path: Path, scans: Path) -> None:
@@ -184,3 +187,54 @@ def test_into_a_pipe_that_closes(tmp_path: Path, scans: Path) -> None:
     producer.stdout.close()
     assert "Traceback" not in producer.stderr.read()
     assert producer.wait(timeout=60) == 1
+
+
+def test_arrays_that_train_takes(run: Run, tmp_path: Path, scans: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    pixels = np.random.default_rng(2).integers(0, 256, (5, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=np.arange(5))
+    result = run(folder, scans / "0.png", tmp_path / "a.npz", scans / "2.png")
+    assert result.code == 0, result.err
+    rows = rows_of(result)
+    names = [f"{tmp_path / 'a.npz'}:images:{k}" for k in range(5)]
+    assert [row["file"] for row in rows] == [
+        str(scans / "0.png"), *names, str(scans / "2.png")
+    ]  # fmt: skip
+    chances = load(folder).predict(pixels).numpy()
+    assert [row["class"] for row in rows[1:6]] == [str(k) for k in chances.argmax(1)]
+    np.testing.assert_allclose(
+        [float(row["probability"]) for row in rows[1:6]], chances.max(1), rtol=1e-4
+    )
+
+
+def test_arrays_of_parts_in_colour_and_of_another_size(run: Run, tmp_path: Path) -> None:
+    folder, rng = make_run(tmp_path / "run"), np.random.default_rng(3)
+    parts = {
+        f"{part}_images": rng.integers(0, 256, (n, 16, 16, 3), dtype=np.uint8)
+        for part, n in (("train", 300), ("test", 2))
+    }
+    np.savez(tmp_path / "m.npz", **parts)
+    rows = rows_of(run(folder, tmp_path / "m.npz"))
+    assert len(rows) == 302 and rows[299]["file"].endswith("m.npz:train_images:299")
+    assert rows[301]["file"].endswith("m.npz:test_images:1")
+    np.savez(tmp_path / "none.npz", numbers=np.arange(3))
+    refused(run(folder, tmp_path / "none.npz"), "holds numbers", "it needs images")
+    (tmp_path / "text.npz").write_text("not an archive")
+    refused(run(folder, tmp_path / "text.npz"), "text.npz")
+
+
+def test_decisions_by_threshold(run: Run, tmp_path: Path, scans: Path) -> None:
+    folder = make_run(tmp_path / "run", classes=("ill", "well"))
+    chances = [expected(folder, file)[0] for file in sorted(scans.rglob("*.png"))]
+    between = float(np.median(chances))
+    rows = rows_of(run(folder, scans, "--threshold", f"ill={between}"))
+    assert [row["decision"] for row in rows] == [
+        "ill" if chance >= between else "well" for chance in chances
+    ]
+    assert {row["decision"] for row in rows} == {"ill", "well"}
+    assert list(rows[0]) == ["file", "class", "probability", "decision"]
+    records = json.loads(run(folder, scans, "--threshold", 1, "--format", "json").out)
+    assert [record["decision"] for record in records] == [None] * 10
+    refused(run(folder, scans, "--threshold", "il=0.3"), "no class 'il'", "Did you mean 'ill'")
+    for wrong in ("1.5", "ill=", "nan", "ill=-1"):
+        refused(run(folder, scans, "--threshold", wrong), "a probability from 0 to 1")

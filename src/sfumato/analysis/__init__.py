@@ -43,7 +43,13 @@ if TYPE_CHECKING:
         sensitivity_at,
     )
     from sfumato.analysis.gradients import GradientNorms, LayerGradient, gradient_norms
-    from sfumato.analysis.inference import Prediction, logits, predict_files, probabilities
+    from sfumato.analysis.inference import (
+        Prediction,
+        logits,
+        predict_arrays,
+        predict_files,
+        probabilities,
+    )
     from sfumato.analysis.intervals import Intervals
     from sfumato.analysis.membership_inference import Membership, membership
     from sfumato.analysis.overview import Analysis, Effort, analyze
@@ -103,6 +109,7 @@ __all__ = [
     "membership",
     "negative_log_likelihood",
     "part_of",
+    "predict_arrays",
     "predict_files",
     "probabilities",
     "reliability",
@@ -135,7 +142,9 @@ __getattr__, __dir__ = lazy(
             "sensitivity_at",
         ),
         "gradients": ("GradientNorms", "LayerGradient", "gradient_norms"),
-        "inference": ("Prediction", "logits", "predict_files", "probabilities"),
+        "inference": (
+            "Prediction", "logits", "predict_arrays", "predict_files", "probabilities",
+        ),
         "intervals": ("Intervals",),
         "membership_inference": ("Membership", "membership"),
         "overview": ("Analysis", "Effort", "analyze"),

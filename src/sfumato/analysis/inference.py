@@ -1,9 +1,9 @@
-"""Outputs of a classifier in bounded memory: for an image set, or for image files."""
+"""Outputs of a classifier in bounded memory: of image sets, image files or arrays."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,12 @@ import numpy as np
 import torch
 
 from sfumato.analysis.classification import Array
+from sfumato.analysis.thresholds import decide
 from sfumato.data import ImageSet
+from sfumato.data.adapt import adapted
 from sfumato.data.decode import UnreadableError, decode
 from sfumato.data.folder import images_below
+from sfumato.data.npz import image_arrays
 from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError
 from sfumato.memory import BatchSize
@@ -24,15 +27,17 @@ from sfumato.training.classifier import Classifier
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most probable classes of one image file.
+    """The most probable classes of one image.
 
     Attributes:
-        file: As it was given, or as it was found.
+        file: As it was given, or as it was found; `FILE.npz:ARRAY:POSITION` of an array's image.
         ranked: Names and probabilities, the most probable first.
+        decision: The class by thresholds, if any were given; None also if none was reached.
     """
 
     file: Path
     ranked: tuple[tuple[str, float], ...]
+    decision: str | None = None
 
 
 def logits(classifier: Classifier, images: ImageSet, *, batch: int = 256) -> Array:
@@ -80,6 +85,7 @@ def predict_files(
     top: int = 1,
     batch: int = 256,
     skipped: Callable[[Path, str], None] | None = None,
+    thresholds: Mapping[str, float] | None = None,
 ) -> Iterator[Prediction]:
     """Predict image files one after another, decoded exactly as a folder is for training.
 
@@ -92,16 +98,12 @@ def predict_files(
         batch: Images predicted at once.
         skipped: Called with each file that cannot be read, and the reason; without it such a file
             is an error.
+        thresholds: By class, as for `decide`; each prediction then has a decision.
 
     Raises:
         UserError: If `top` is impossible, a file cannot be read, or the model gives NaN.
     """
-    classes = classifier.classes
-    if not 1 <= top <= len(classes):
-        raise UserError(
-            f"The {top} most probable classes are impossible: this model has {len(classes)}; give "
-            f"a number from 1 to {len(classes)}."
-        )
+    _check_top(classifier, top)
     description = classifier.description
     if description.channels not in (1, 3):
         raise UserError(
@@ -115,12 +117,65 @@ def predict_files(
     for names, planes in _decoded(files, work, batch, skipped):
         found = classifier.predict(torch.from_numpy(np.stack(planes)), batch=rows).numpy()
         for name, row in zip(names, found, strict=True):
-            if not np.isfinite(row).all():
-                raise UserError(
-                    f"The model gives no finite probabilities for {name}: its training diverged."
-                )
-            best = np.argsort(-row, kind="stable")[:top]
-            yield Prediction(name, tuple((classes[k], float(row[k])) for k in best))
+            yield _prediction(name, row, classifier.classes, top, thresholds)
+
+
+def predict_arrays(
+    classifier: Classifier,
+    path: Path,
+    *,
+    top: int = 1,
+    batch: int = 256,
+    thresholds: Mapping[str, float] | None = None,
+) -> Iterator[Prediction]:
+    """Predict the images of an .npz file, in its order, brought to the model's size and channels.
+
+    Args:
+        classifier: The model.
+        path: The file; labels are not needed.
+        top: How many classes to give for each.
+        batch: Images predicted at once.
+        thresholds: As for `predict_files`.
+
+    Raises:
+        UserError: If `top` is impossible, the file cannot be read, or the model gives NaN.
+    """
+    _check_top(classifier, top)
+    d, rows = classifier.description, BatchSize(batch)
+    for array, images in image_arrays(path, bits=d.bits).items():
+        for start in range(0, len(images), batch):
+            part = adapted(images[start : start + batch], where=str(path), size=d.size,
+                           channels=d.channels)  # fmt: skip
+            found = classifier.predict(torch.from_numpy(part), batch=rows).numpy()
+            for k, row in enumerate(found, start):
+                name = Path(f"{path}:{array}:{k}")
+                yield _prediction(name, row, classifier.classes, top, thresholds)
+
+
+def _check_top(classifier: Classifier, top: int) -> None:
+    count = len(classifier.classes)
+    if not 1 <= top <= count:
+        raise UserError(
+            f"The {top} most probable classes are impossible: this model has {count}; give "
+            f"a number from 1 to {count}."
+        )
+
+
+def _prediction(
+    name: Path,
+    row: Array,
+    classes: Sequence[str],
+    top: int,
+    thresholds: Mapping[str, float] | None,
+) -> Prediction:
+    if not np.isfinite(row).all():
+        raise UserError(
+            f"The model gives no finite probabilities for {name}: its training diverged, or the "
+            "image holds values that are no numbers."
+        )
+    best = np.argsort(-row, kind="stable")[:top]
+    ranked = tuple((classes[k], float(row[k])) for k in best)
+    return Prediction(name, ranked, decide(row, classes, thresholds) if thresholds else None)
 
 
 def _decoded(

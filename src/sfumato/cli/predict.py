@@ -1,4 +1,4 @@
-"""`sfumato predict`: the class of image files, as CSV or JSON."""
+"""`sfumato predict`: the class of images, as CSV or JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -17,11 +17,13 @@ import typer
 
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
+from sfumato.errors import UserError
 from sfumato.io import new_file
 from sfumato.text import printable
 
 if TYPE_CHECKING:
     from sfumato.analysis import Prediction
+    from sfumato.training.classifier import Classifier
 
 
 class Format(enum.StrEnum):
@@ -39,13 +41,20 @@ def register(app: typer.Typer) -> None:
 def predict(
     run: Path = typer.Argument(..., metavar="RUN", help="A run folder or a weights file."),
     images: list[Path] = typer.Argument(
-        ..., metavar="FILE|FOLDER...", help="Images, and folders that are searched for images."
+        ...,
+        metavar="FILE|FOLDER...",
+        help="Images, .npz files, and folders that are searched for images.",
     ),
     format: Format = typer.Option(Format.csv, help="How to write predictions."),
     out: Path | None = typer.Option(
         None, "--out", "-o", metavar="FILE", help="New file; stdout if not given."
     ),
     top: int = typer.Option(1, metavar="K", help="Give the K most probable classes."),
+    threshold: list[str] = typer.Option(
+        [],
+        metavar="P|CLASS=P",
+        help="Add a decision: the class whose probability reaches P; may be given again.",
+    ),
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Go on without images that cannot be read."
     ),
@@ -56,8 +65,12 @@ def predict(
 
     Images are rotated, scaled and cut as in training. CSV has a line per image: file, class,
     probability, and with --top K also class_2, probability_2 and so on. JSON is a list of objects.
+
+    With --threshold there is also a decision: of the classes whose probability reaches their
+    threshold the most probable, otherwise the most probable of those without one, or none.
     """
-    from sfumato.analysis.inference import find_images, predict_files
+    from sfumato.analysis.inference import find_images
+    from sfumato.analysis.thresholds import parse_thresholds
     from sfumato.training.classifier import check_head, load
     from sfumato.training.devices import pick_device
 
@@ -65,6 +78,7 @@ def predict(
         new_file.check(out)
     classifier = load(run, device=pick_device(device), trust_code=trust_code)
     check_head(run, classifier.description)
+    thresholds = parse_thresholds(threshold, classifier.classes)
     files = find_images(images)
     skipped: list[Path] = []
 
@@ -72,15 +86,58 @@ def predict(
         skipped.append(file)
         echo(f"Skipped: {file} ({reason})", err=True)
 
-    predictions = predict_files(
-        classifier, files, top=top, skipped=note if skip_unreadable else None
+    predictions = _predictions(
+        classifier, files, top, thresholds, skipped=note if skip_unreadable else None
     )
+    arrays = any(_is_arrays(file) for file in files)
     with _destination(out) as stream:
-        _write(_watched(predictions, len(files), shown=out is not None), stream, format, top)
+        watched = (
+            predictions if arrays else _watched(predictions, len(files), shown=out is not None)
+        )
+        count = _write(watched, stream, format, top, decided=bool(thresholds))
     if skipped:
         echo(f"{len(skipped)} of {len(files)} images could not be read.", err=True)
     if out is not None:
-        echo(f"Written: {out} ({len(files) - len(skipped)} images)", err=True)
+        echo(f"Written: {out} ({count} images)", err=True)
+
+
+def _is_arrays(file: Path) -> bool:
+    return file.suffix.lower() == ".npz"
+
+
+def _predictions(
+    classifier: Classifier,
+    files: list[Path],
+    top: int,
+    thresholds: dict[str, float],
+    *,
+    skipped: Callable[[Path, str], None] | None,
+) -> Iterator[Prediction]:
+    """The predictions of image files and .npz files, in the order in which they were given.
+
+    Raises:
+        UserError: If there is not one.
+    """
+    from sfumato.analysis.inference import predict_arrays, predict_files
+
+    empty = True
+    for arrays, group in itertools.groupby(files, _is_arrays):
+        if arrays:
+            found: Iterator[Prediction] = itertools.chain.from_iterable(
+                predict_arrays(classifier, file, top=top, thresholds=thresholds) for file in group
+            )
+        else:
+            found = predict_files(
+                classifier, list(group), top=top, thresholds=thresholds, skipped=skipped
+            )
+        for prediction in found:
+            empty = False
+            yield prediction
+    if empty:
+        raise UserError(
+            f"Nothing is predicted: none of the {len(files)} files could be read as an image. Give "
+            "images."
+        )
 
 
 def _watched(predictions: Iterator[Prediction], total: int, *, shown: bool) -> Iterator[Prediction]:
@@ -97,36 +154,47 @@ def _watched(predictions: Iterator[Prediction], total: int, *, shown: bool) -> I
 
 
 def _write(
-    predictions: Iterable[Prediction], stream: TextIO | io.TextIOBase, format: Format, top: int
-) -> None:
-    """One line per prediction as it comes, and nothing before the first has come."""
+    predictions: Iterable[Prediction],
+    stream: TextIO | io.TextIOBase,
+    format: Format,
+    top: int,
+    *,
+    decided: bool,
+) -> int:
+    """Write a line per prediction as it comes, and nothing before the first; count them."""
+    count = 0
     if format is Format.json:
         separator = "["
         for prediction in predictions:
-            stream.write(f"{separator}\n{json.dumps(_record(prediction))}")
+            count += 1
+            stream.write(f"{separator}\n{json.dumps(_record(prediction, decided))}")
             separator = ","
-        stream.write("[]\n" if separator == "[" else "\n]\n")
-        return
+        stream.write("\n]\n")
+        return count
     writer = csv.writer(stream, lineterminator="\n")
     coming = iter(predictions)
     first = list(itertools.islice(coming, 1))
     header = ["file", "class", "probability"]
     for k in range(2, top + 1):
         header += [f"class_{k}", f"probability_{k}"]
-    writer.writerow(header)
+    writer.writerow([*header, *(["decision"] if decided else [])])
     for prediction in itertools.chain(first, coming):
+        count += 1
         row = [str(prediction.file)]
         for name, probability in prediction.ranked:
             row += [name, f"{probability:.6g}"]
-        writer.writerow(row)
+        writer.writerow([*row, *([prediction.decision or ""] if decided else [])])
+    return count
 
 
-def _record(prediction: Prediction) -> dict[str, object]:
+def _record(prediction: Prediction, decided: bool) -> dict[str, object]:
     ranked = [
         {"class": name, "probability": float(f"{probability:.6g}")}
         for name, probability in prediction.ranked
     ]
     record: dict[str, object] = {"file": str(prediction.file), **ranked[0]}
+    if decided:
+        record["decision"] = prediction.decision
     return record | {"top": ranked} if len(ranked) > 1 else record
 
 

@@ -21,13 +21,29 @@ def adapt(dataset: Dataset, *, size: tuple[int, int] | None, channels: int | Non
     repetition, colour becomes grey by luma (ITU-R 601). Normalisation constants follow.
     """
     if channels is not None and channels != dataset.channels:
-        dataset = _mapped(dataset, _channel_change(dataset, channels))
+        dataset = _mapped(dataset, _channel_change(dataset.name, dataset.channels, channels))
     if size is not None and size != dataset.size:
         wanted = size
         note = f"The images were scaled from {dataset.size[0]}×{dataset.size[1]}."
         dataset = _mapped(dataset, lambda images: resized(images, wanted))
         dataset = replace(dataset, notes=(*dataset.notes, note))
     return dataset
+
+
+def adapted(images: Array, *, where: str, size: tuple[int, int], channels: int) -> Array:
+    """Images ``(N, C, H, W)`` of another size or number of channels, as `adapt` makes them.
+
+    Args:
+        images: uint8, or float32 in [0, 1].
+        where: Their source, for messages.
+        size: Height and width.
+        channels: Number of channels.
+    """
+    if images.shape[1] != channels:
+        images = _channel_change(where, images.shape[1], channels)(images)
+    if images.shape[2:] != size:
+        images = resized(images, size)
+    return np.ascontiguousarray(images)
 
 
 def _mapped(dataset: Dataset, change: Callable[[Array], Array]) -> Dataset:
@@ -43,13 +59,13 @@ def _mapped(dataset: Dataset, change: Callable[[Array], Array]) -> Dataset:
     )
 
 
-def _channel_change(dataset: Dataset, channels: int) -> Callable[[Array], Array]:
-    if (dataset.channels, channels) == (1, 3):
+def _channel_change(name: str, own: int, channels: int) -> Callable[[Array], Array]:
+    if (own, channels) == (1, 3):
         return lambda images: np.repeat(images, 3, axis=1)
-    if (dataset.channels, channels) == (3, 1):
+    if (own, channels) == (3, 1):
         return _to_grey
     raise UserError(
-        f"The images of '{dataset.name}' have {dataset.channels} channels and cannot be given "
+        f"The images of '{name}' have {own} channels and cannot be given "
         f"{channels}: only grey (1) and colour (3) can be changed into each other."
     )
 

@@ -57,7 +57,9 @@ def assembled(
     Raises:
         UserError: If the arrays are no images and labels, or do not belong together.
     """
-    images = {k: _images(f"{where}: {p.images_name}", p.images, bits) for k, p in parts.items()}
+    images = {
+        k: checked_images(f"{where}: {p.images_name}", p.images, bits) for k, p in parts.items()
+    }
     raw = {k: _labels(f"{where}: {p.labels_name}", p.labels) for k, p in parts.items()}
     for key, part in parts.items():
         if len(images[key]) != len(raw[key]):
@@ -140,7 +142,12 @@ def _holes(where: str, parts: Mapping[str, ImageSet]) -> str:
     )
 
 
-def _images(where: str, array: Array, bits: int) -> Array:
+def checked_images(where: str, array: Array, bits: int) -> Array:
+    """Images ``(N, C, H, W)`` of uint8, or of float32 in [0, 1], from an array of any such kind.
+
+    Raises:
+        UserError: If it holds no images, or values outside the range of its type.
+    """
     planes = _channels_first(where, array)
     kind = planes.dtype
     if kind == np.uint8:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.data.arrays import Part, assembled, text
+from sfumato.data.arrays import Part, assembled, checked_images, text
 from sfumato.data.imageset import Array, Dataset
 from sfumato.data.limits import check_unpacked
 from sfumato.data.split import Rule
@@ -69,6 +69,25 @@ def read_npz(
         parts, where=str(path), name=path.stem, classes=names, bits=bits,
         test_fraction=test_fraction, split_seed=split_seed, split_rule=split_rule,
     )  # fmt: skip
+
+
+def image_arrays(path: Path, *, bits: int) -> dict[str, Array]:
+    """The images ``(N, C, H, W)`` of an `.npz` file by the names of their arrays, in its order.
+
+    Labels are not needed. Only the lower ``bits`` bits of 16-bit arrays count.
+
+    Raises:
+        UserError: If the file cannot be read, or holds no images under a name that is known.
+    """
+    pairs = [pair for group in (*_NAMES.values(), _WHOLE) for pair in group]
+    arrays = _load(path)
+    found = {name: arrays[name] for name, _ in pairs if name in arrays}
+    if not found:
+        raise UserError(
+            f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}: it needs images, or x_train, "
+            "x_val or x_test."
+        )
+    return {name: checked_images(f"{path}: {name}", array, bits) for name, array in found.items()}
 
 
 def _load(path: Path) -> dict[str, Array]:
