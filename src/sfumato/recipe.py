@@ -289,11 +289,6 @@ def _check_together(recipe: Recipe) -> None:
             f"data.unit = '{recipe.data.unit}' is no word for a unit of privacy: give one to three "
             "words of small letters, such as image or patient."
         )
-    if recipe.data.unit_pattern and recipe.data.unit == "image":
-        raise UserError(
-            "data.unit_pattern finds the unit of privacy in file names: name the unit as well, as "
-            "in --unit patient."
-        )
     if recipe.data.public and recipe.privacy.enabled:
         raise UserError(
             "data.public = true declares that the training images need no privacy, for a run with "
