@@ -236,8 +236,7 @@ def _checked(what: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
         raise UserError(f"{what} has a number of 2^63 or more, or lists nested in lists.")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if kind is int and isinstance(value, float) and value.is_integer():
-        value = int(value)  # Such as 1e3.
+    value = int(value) if kind is int and isinstance(value, float) and value % 1 == 0 else value
     of = next(iter(typing.get_args(whole)), None) if kind is list else None
     if kind is list and not isinstance(value, list) and isinstance(value, str | int | float):
         value = [value]
