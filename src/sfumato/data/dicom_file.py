@@ -1,4 +1,4 @@
-"""DICOM files: what their headers say, and their frames as bytes.
+"""DICOM files: facts from their headers, and their frames as bytes.
 
 Of a file only what describes pixels is read, and one field that names the unit of privacy. Nothing
 of either is in a message: what pydicom says of a file, which may quote it, is not passed on.
@@ -33,7 +33,7 @@ _DEEP = 8
 
 @dataclass(frozen=True)
 class About:
-    """What the header of a DICOM file says.
+    """Facts from the header of a DICOM file.
 
     Attributes:
         readable: whether it could be read, and describes pixels.
@@ -85,7 +85,7 @@ def known_field(keyword: str, where: Path) -> str:
 
 
 def about(path: Path, field: str) -> About:
-    """What the header of a file says; a file that cannot be read counts as one frame.
+    """Facts from the header of a file; one that cannot be read counts as one frame.
 
     Args:
         path: The file.

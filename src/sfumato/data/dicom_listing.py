@@ -138,7 +138,7 @@ def dicom_frames(listing: Listing, *, unit: str, field: str, mixed: bool) -> Lis
 
 
 class _Headers:
-    """What the headers of DICOM files say, in little memory."""
+    """Facts from the headers of DICOM files, in little memory."""
 
     def __init__(self, files: FolderFiles, field: str) -> None:
         count = len(files)

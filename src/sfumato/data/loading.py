@@ -47,7 +47,7 @@ class _Split(TypedDict):
 
 
 class _Asked(NamedTuple):
-    """What the user says about the images of files."""
+    """Arguments about the images of files."""
 
     unit: str
     pattern: str

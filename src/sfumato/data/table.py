@@ -7,7 +7,7 @@ import posixpath
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from sfumato.data.listing import PARTS, Listing, some
 from sfumato.data.packed_names import PackedNames
 from sfumato.data.progress_bar import progress
 from sfumato.data.table_columns import choose_columns, given_columns, no_unit_column
-from sfumato.data.table_rows import header_of, rows_of
+from sfumato.data.table_rows import about_rows, header_of, rows_of
 from sfumato.data.units import IMAGE, refuse_divided_units, unit_numbers
 from sfumato.errors import UserError
 
@@ -28,7 +28,7 @@ _ORDER = ("train", "validation", "test")
 _NONE = np.empty(0, dtype=np.int64)
 _NUMBER = re.compile(r"-?\d{1,18}")
 _MOST_NAMED = 5
-_CHECKED_AT_ONCE = 1024
+_AT_ONCE = 1024
 
 
 def list_table(table: Path, *, columns: Sequence[str], unit: str, pattern: str) -> Listing:
@@ -101,11 +101,12 @@ class _Rows:
         self._table = table
         self._labels, self._splits = array("q"), array("b")
         self._classes: dict[str, int] = {}
-        self._read(chosen)
+        with progress("reading the table", about_rows(table)) as advance:
+            self._read(chosen, advance)
         if not len(self.paths):
             raise UserError(f"{table} has a header and no rows: it needs one for each image.")
 
-    def _read(self, chosen: Mapping[str, int]) -> None:
+    def _read(self, chosen: Mapping[str, int], advance: Callable[[int], None]) -> None:
         roles = list(chosen)
         known: dict[str, str] = {}  # Most paths differ; the words of other columns repeat.
         for line, cells in rows_of(self._table, list(chosen.values())):
@@ -127,6 +128,8 @@ class _Rows:
                         "else, say that there is none: --columns split="
                     )
                 self._splits.append(_ORDER.index(part))
+            if len(self.paths) % _AT_ONCE == 0:
+                advance(_AT_ONCE)
 
     def refuse_holes(self) -> None:
         """Refuse rows with an empty cell."""
@@ -181,8 +184,8 @@ def _check_files(files: FolderFiles) -> None:
             if not os.path.isfile(os.path.join(files.folder, path)):
                 count += 1
                 missing += [path] if count <= _MOST_NAMED else []
-            if done % _CHECKED_AT_ONCE == 0:
-                advance(_CHECKED_AT_ONCE)
+            if done % _AT_ONCE == 0:
+                advance(_AT_ONCE)
     if count:
         more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
         raise UserError(

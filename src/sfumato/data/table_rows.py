@@ -55,6 +55,15 @@ def header_of(path: Path) -> list[str]:
     return [name.strip() for name in header[1]]
 
 
+def about_rows(path: Path) -> int:
+    """Approximate number of rows, for a progress bar."""
+    if path.suffix.lower() == ".parquet":
+        with _parquet(path) as file:
+            return int(file.metadata.num_rows)
+    with open(path, "rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
 def rows_of(path: Path, columns: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
     """The cells of some columns, row by row, without spaces around them.
 
