@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dicom_files import SECRET, slices, write_dicom, write_scans
 
-from sfumato.data import load
+from sfumato.data import decoding, load
 from sfumato.data.dicom_file import read_frame
 from sfumato.data.image_files import Frame
 from sfumato.data.imageset import Dataset
@@ -168,6 +168,14 @@ def test_windows_and_sizes_reach_the_images(tmp_path: Path) -> None:
     for window in ([1], [1, 1], [0, float("nan")], [1, 2, 3]):
         with pytest.raises(UserError, match="give the centre and the width"):
             load(root, window=window)
+
+
+def test_processes_decode_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_scans(tmp_path / "scans", 6)
+    here = load(root, window=[2000, 3000], cache=False)
+    monkeypatch.setattr(decoding, "_WORTH_PROCESSES", 0)
+    there = load(root, window=[2000, 3000])
+    assert there.fingerprint() == here.fingerprint()
 
 
 def test_files_without_pixels_and_damaged_ones(tmp_path: Path) -> None:
