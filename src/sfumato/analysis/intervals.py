@@ -22,7 +22,7 @@ LEVEL = 0.95
 """The part of resamples that an interval holds unless another is given."""
 
 MOST_WORK = 4e8
-"""Images times classes times resamples up to which areas under curves are resampled: about twenty
+"""Images times classes times resamples up to which areas under curves are resampled: 20 to 30
 seconds on one core."""
 
 OVERALL = ("accuracy", "balanced_accuracy", "auroc", "average_precision", "sensitivity")
