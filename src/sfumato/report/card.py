@@ -111,7 +111,8 @@ def _summary(run: Run, measured: Measured) -> str:
     kinds = "" if measured.classes is None else f" into {measured.classes} classes"
     result = "" if run.accuracy is None else f" Test accuracy: **{100 * run.accuracy:.2f} %**."
     price = (
-        f" Privacy: **ε = {upwards(run.spent)}, δ = {run.recipe.privacy.delta:g}** for one image."
+        f" Privacy: **ε = {upwards(run.spent)}, δ = {run.recipe.privacy.delta:g}** for one "
+        f"{run.recipe.data.unit}."
         if run.private and run.spent is not None
         else " **It has no privacy guarantee.**"
     )
@@ -175,14 +176,15 @@ def _data(run: Run, measured: Measured) -> str:
     d = run.recipe.data
     known = [f"'{_plain(run.data)}'"]
     if run.examples is not None:
-        known.append(f"{run.examples:,} training images")
+        known.append(f"{run.examples:,} training {d.unit}s")
     if measured.classes is not None:
         known.append(f"{measured.classes} classes")
     held = f" {100 * d.validation:g} % were held out for validation." if d.validation else ""
     declared = " They were declared public." if d.public else ""
     return (
         f"{', '.join(known)}.{held}{declared} [Say where the images come from, whom they show, "
-        "with what consent, and how many may show one person: the unit of privacy is one image.]"
+        "with what consent, and how many may show one person: the unit of privacy is one "
+        f"{d.unit}.]"
     )
 
 
