@@ -34,8 +34,9 @@ def test_from_a_table_to_an_evaluation(sfumato: Run, table: Path) -> None:
     done = sfumato("train", table, "--unit", "patient", *QUICK, "--out", "r")
     assert done.code == 0, done
     assert sfumato("evaluate", "r", "--device", "cpu").code == 0
-    for file in Path("r").rglob("*"):
-        assert not file.is_file() or b"Q00" not in file.read_bytes(), file
+    files = [p for p in Path("r").rglob("*") if p.is_file() and p.suffix != ".png"]
+    assert len(files) > 5  # In compressed pictures three letters occur by chance.
+    assert not [file for file in files if b"Q00" in file.read_bytes()]
     other = table.with_name("other.csv")
     other.write_text(table.read_text("utf-8-sig").replace("file;dx;pid", "where;what;who"))
     given = "path=where,label=what,unit=who"
