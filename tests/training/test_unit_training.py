@@ -90,11 +90,18 @@ def test_the_ledger_and_the_statement_count_units(tmp_path: Path) -> None:
     assert run.verify()
 
 
-@pytest.mark.parametrize("changes", [
-    {"training.views": 2, "augment.crop": 1, "augment.flip": True},
-    {"privacy.clipping": "per-layer"},
-    {"model.name": "scatternet", "model.options": {}},
-], ids=["views", "per layer", "features once"])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"training.views": 2, "augment.crop": 1, "augment.flip": True}, id="views"),
+        pytest.param({"privacy.clipping": "per-layer"}, id="per layer", marks=pytest.mark.slow),
+        pytest.param(
+            {"model.name": "scatternet", "model.options": {}},
+            id="features once",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_physical_batches_do_not_change_the_result(tmp_path: Path, changes: dict[str, Any]) -> None:
     found = []
     for size in (1, 8, 64):
