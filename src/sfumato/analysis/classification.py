@@ -174,7 +174,7 @@ class Evaluation:
         return found | {"intervals": ends}
 
     def _intervals(self) -> dict[str, Any] | None:
-        """How the intervals were made, and those over all classes."""
+        """The intervals over all classes, and the resampling behind them."""
         i = self.intervals
         if i is None:
             return None

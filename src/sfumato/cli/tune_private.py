@@ -120,7 +120,7 @@ def run(recipe: Recipe, choices: Mapping[str, Choice], options: Options, place: 
 
 
 def _announcement(question: Question) -> str:
-    """What the tuning will spend, before anything is trained."""
+    """The budget of the tuning, before anything is trained."""
     from sfumato.privacy.accounting.accountants import epsilon
     from sfumato.privacy.statement import upwards
 

@@ -269,7 +269,7 @@ def _announce(work: _Work, form: Form, folder: Path) -> None:
 
 
 def _description(work: _Work, form: Form, seen: Observations) -> dict[str, Any]:
-    """What is stored with the decoded images."""
+    """The description stored with the decoded images."""
     own = work.size is None
     notes = (_size_note(seen.sizes, form.size, own=own), depth_note(seen.highest, work.bits))
     return {

@@ -120,7 +120,7 @@ class _Found:
         *,
         depth: int,
     ) -> Listing:
-        """What was found, as a listing."""
+        """The images found, as a listing."""
         none = np.empty(0, dtype=np.int64)
         return Listing(
             self.root,

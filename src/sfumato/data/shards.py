@@ -198,7 +198,7 @@ class _Shard:
 
 
 def _indexed(shards: tuple[Path, ...]) -> list[_Shard]:
-    """What each shard holds, found on all cores."""
+    """The contents of each shard, read on all cores."""
     found: dict[int, _Shard] = {}
     size = sum(path.stat().st_size for path in shards)
     with ExitStack() as stack:

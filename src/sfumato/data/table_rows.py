@@ -33,7 +33,7 @@ def is_table(path: Path) -> bool:
 
 
 class _Text(NamedTuple):
-    """How a table is written as text."""
+    """Encoding and separator of a table."""
 
     encoding: str
     separator: str
@@ -112,7 +112,7 @@ def _text_rows(path: Path, form: _Text) -> Iterator[tuple[int, list[str]]]:
 
 
 def _text(path: Path) -> _Text:
-    """How a table is written, from its beginning."""
+    """Encoding and separator of a table, from its first bytes."""
     try:
         with open(path, "rb") as file:
             start = file.read(_START)

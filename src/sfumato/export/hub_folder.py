@@ -100,7 +100,7 @@ def write_folder(
 
 
 def _config(description: Description, statement: str | None) -> dict[str, Any]:
-    """What the Hub and its readers look for, and what a reader of the tensors needs."""
+    """The content of `config.json`, from which the Hub and `sfumato.load` know the model."""
     d = description
     return {
         "library_name": "sfumato",
