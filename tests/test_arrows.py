@@ -11,7 +11,9 @@ import pytest
 import sfumato
 
 HOUSE = Path(sfumato.__file__).parent
-ANYONE = {"errors", "version", "io", "memory", "text", "_lazy", "environment"}
+ANYONE = {
+    "errors", "version", "io", "memory", "text", "discrimination", "_lazy", "environment",
+}  # fmt: skip
 BELOW = {
     "io": set(),
     "nn": set(),

@@ -14,8 +14,8 @@ def lazy(
 
     Args:
         package: The package's `__name__`.
-        names: Public names by the module below the package that defines them; by an empty string
-            those that are such modules themselves.
+        names: Public names by the module that defines them, relative to the package (one beside it
+            begins with a dot); by an empty string those that are modules below it themselves.
     """
     homes = {name: home for home, group in names.items() for name in group}
 
@@ -24,6 +24,6 @@ def lazy(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if not homes[name]:
             return importlib.import_module(f"{package}.{name}")
-        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        return getattr(importlib.import_module(f".{homes[name]}", package), name)
 
     return attribute, lambda: sorted(homes)

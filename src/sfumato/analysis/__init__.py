@@ -34,14 +34,6 @@ if TYPE_CHECKING:
     )
     from sfumato.analysis.cost import Cost, cost_of
     from sfumato.analysis.curvature import Hessian, Trace, trace_of
-    from sfumato.analysis.discrimination import (
-        Curve,
-        RankedScores,
-        auroc,
-        average_precision,
-        log_odds,
-        sensitivity_at,
-    )
     from sfumato.analysis.gradients import GradientNorms, LayerGradient, gradient_norms
     from sfumato.analysis.inference import (
         Prediction,
@@ -62,6 +54,14 @@ if TYPE_CHECKING:
         lanczos,
         spectrum_of,
         top_eigenvalues,
+    )
+    from sfumato.discrimination import (
+        Curve,
+        RankedScores,
+        auroc,
+        average_precision,
+        log_odds,
+        sensitivity_at,
     )
 
 __all__ = [
@@ -137,7 +137,7 @@ __getattr__, __dir__ = lazy(
         ),
         "cost": ("Cost", "cost_of"),
         "curvature": ("Hessian", "Trace", "trace_of"),
-        "discrimination": (
+        ".discrimination": (
             "Curve", "RankedScores", "auroc", "average_precision", "log_odds",
             "sensitivity_at",
         ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sfumato.analysis.discrimination import Array, Curve, RankedScores
+from sfumato.discrimination import Array, Curve, RankedScores
 
 MOST_CURVES = 10
 """Classes whose curves are kept; of more classes these are the ones of lowest AUROC."""

@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.analysis.class_curves import ClassCurves, class_curves
-from sfumato.analysis.discrimination import (
+from sfumato.analysis.intervals import BY_CLASS, OVERALL, Intervals, intervals
+from sfumato.data.progress_bar import progress
+from sfumato.discrimination import (
     SPECIFICITY,
     RankedScores,
     check_specificity,
@@ -23,8 +25,6 @@ from sfumato.analysis.discrimination import (
     over_classes,
     ratio,
 )
-from sfumato.analysis.intervals import BY_CLASS, OVERALL, Intervals, intervals
-from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError
 
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.analysis.bootstrap import percentile_interval, resampled_weights, unit_numbers
-from sfumato.analysis.discrimination import (
+from sfumato.discrimination import (
     Array,
     RankedScores,
     mean_of_defined,

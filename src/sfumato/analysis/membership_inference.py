@@ -15,10 +15,10 @@ import numpy as np
 from sfumato.analysis.classification import Array
 from sfumato.analysis.inference import probabilities
 from sfumato.data import ImageSet
+from sfumato.discrimination import RankedScores
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import merge
 from sfumato.privacy.audit.pairs import History
-from sfumato.privacy.audit.result import auroc, roc, true_positives
 from sfumato.run import Run
 
 RATES = (0.001, 0.01, 0.1)
@@ -90,16 +90,18 @@ def membership(run: Run) -> Membership:
         raise UserError(f"'{data.name}' has no images that were held out to compare members with.")
     own = _scores(run, data.train)
     other = np.concatenate([_scores(run, part) for part in held_out])
+    ranked = RankedScores.of(np.append(own, other), np.arange(len(own) + len(other)) < len(own))
+    counts, curve = ranked.counts(), ranked.roc()
     most = (np.array([0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0]))
     if g.private:
         most = History(merge((*g.start_steps, *g.steps))).curve
     return Membership(
         members=len(own),
         others=len(other),
-        auroc=auroc(own, other),
-        found=true_positives(own, other, RATES),
+        auroc=float(counts.auroc()[0]),
+        found={rate: float(counts.sensitivity_at(1 - rate)[0]) for rate in RATES},
         allowed={rate: float(np.interp(rate, *most)) for rate in RATES},
-        rates=roc(own, other),
+        rates=(curve.x, curve.y),
         most=most,
         epsilon=g.epsilon["pld"] if g.private else float("inf"),
         delta=g.delta,

@@ -65,7 +65,7 @@ def evaluate(
     ),
 ) -> None:
     """Evaluate a trained model: accuracy, AUROC, calibration, confusion matrix, each class."""
-    from sfumato.analysis.discrimination import check_specificity
+    from sfumato.discrimination import check_specificity
     from sfumato.training.classifier import load
     from sfumato.training.devices import pick_device
 

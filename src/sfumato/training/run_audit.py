@@ -11,12 +11,13 @@ import numpy as np
 from sfumato.charts import png
 from sfumato.charts.chart import Chart
 from sfumato.charts.trade_off import Rates, trade_off
+from sfumato.discrimination import RankedScores
 from sfumato.errors import UserError
 from sfumato.io import json_lines
 from sfumato.io.atomic import write_whole
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.audit.pairs import Array, History
-from sfumato.privacy.audit.result import AuditResult, judge, roc
+from sfumato.privacy.audit.result import AuditResult, judge
 from sfumato.privacy.statement import downwards, upwards
 from sfumato.training import run_folder
 from sfumato.training.canaries import SCORES
@@ -42,7 +43,8 @@ def audited(loop: Loop, steps: list[Step]) -> AuditResult | None:
         scores, coins, steps, delta=p.delta, accountant=cast(AccountantName, p.accountant),
         score=SCORES[loop.canary_plan.score],
     )  # fmt: skip
-    rates = _thinned(*roc(scores[coins], scores[~coins]))
+    curve = RankedScores.of(np.nan_to_num(scores), coins).roc()
+    rates = _thinned(np.nan_to_num(curve.x), np.nan_to_num(curve.y))
     content = {"result": result.to_dict(), "roc": [part.tolist() for part in rates]}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(loop.folder / run_folder.AUDIT, f"{text}\n".encode())

@@ -13,7 +13,7 @@ from scipy import special, stats
 from sfumato.privacy.accounting.accountants import Step, delta_for, epsilon
 from sfumato.privacy.audit import f_dp, one_run, order_statistics
 from sfumato.privacy.audit.pairs import Array, Gaussian, History, Pair, family_of
-from sfumato.privacy.audit.search import largest_rejected
+from sfumato.privacy.audit.search import epsilon_bound, largest_rejected
 
 HALF = History((Step(0.5, 1.0),))
 MANY = History((Step(0.02, 1.5, 2000),))
@@ -98,16 +98,26 @@ def test_f_dp_equals_the_values_of_jax_privacy(shift: float, published: float) -
 def test_order_statistics_equal_the_tables_of_xiang(
     canaries: int, guesses: int, wrong: int, published: float
 ) -> None:
-    found = order_statistics.epsilon_bound(
-        Gaussian, canaries=canaries, guesses=guesses, correct=guesses - wrong, delta=1e-5
+    found = epsilon_bound(
+        order_statistics.rejects,
+        Gaussian,
+        canaries=canaries,
+        guesses=guesses,
+        correct=guesses - wrong,
+        delta=1e-5,
     )
     assert found == pytest.approx(published, abs=1.5e-4)
 
 
 def test_order_statistics_of_a_sampled_step_equal_the_tables_of_xiang() -> None:
     # Xiang's tables have the noise fixed at 1 and search for the shift: the same pairs.
-    found = order_statistics.epsilon_bound(
-        family_of(HALF.steps), canaries=10_000, guesses=1_000, correct=758, delta=1e-5
+    found = epsilon_bound(
+        order_statistics.rejects,
+        family_of(HALF.steps),
+        canaries=10_000,
+        guesses=1_000,
+        correct=758,
+        delta=1e-5,
     )
     assert found == pytest.approx(3.1102, abs=5e-4)
 
@@ -196,9 +206,9 @@ def test_sampling_makes_guesses_that_a_canary_is_in_the_certain_ones() -> None:
 def test_bounds_of_perfect_and_of_random_guesses() -> None:
     family = family_of((Step(0.1, 1.0, 50),))
     given = {"canaries": 500, "guesses": 100, "delta": 1e-5}
-    for bound in (f_dp.epsilon_bound, order_statistics.epsilon_bound):
-        assert bound(family, correct=50, **given) == 0.0
-        few, many = (bound(family, correct=c, **given) for c in (80, 100))
+    for rejects in (f_dp.rejects, order_statistics.rejects):
+        assert epsilon_bound(rejects, family, correct=50, **given) == 0.0
+        few, many = (epsilon_bound(rejects, family, correct=c, **given) for c in (80, 100))
         assert 0 < few < many
     assert one_run.epsilon_bound(correct=50, **given) == 0.0
     assert one_run.epsilon_bound(correct=100, **given) > 3

@@ -8,8 +8,7 @@ probabilities that add up fit the significance, the claim is rejected.
 
 from __future__ import annotations
 
-from sfumato.privacy.audit.pairs import Family, Pair
-from sfumato.privacy.audit.search import largest_rejected
+from sfumato.privacy.audit.pairs import Pair
 
 
 def rejects(
@@ -33,29 +32,3 @@ def rejects(
         right = min(1.0, right + fewer / (guesses - fewer) * (more - wrong))
         wrong = more
     return right + wrong > guesses / canaries
-
-
-def epsilon_bound(
-    family: Family,
-    *,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    delta: float,
-    significance: float = 0.05,
-    most: float = 64.0,
-    precision: float = 1e-5,
-) -> float:
-    """The epsilon at `delta` of the least private claim of a family that is rejected.
-
-    *Guarantee:* If a run is no less private than a pair of the family, the bound is above the
-    epsilon of this pair with a probability of at most `significance`.
-    """
-    scale = largest_rejected(
-        lambda scale: rejects(
-            family(scale), canaries=canaries, guesses=guesses, correct=correct,
-            significance=significance,
-        ),
-        most=most, precision=precision,
-    )  # fmt: skip
-    return family(scale).epsilon(delta) if scale else 0.0

@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import special, stats
 
-from sfumato.privacy.audit.pairs import Family, Pair
-from sfumato.privacy.audit.search import largest_rejected
+from sfumato.privacy.audit.pairs import Pair
 
 _NODES = 10_001
 """Nodes of the integral over the cut."""
@@ -45,26 +44,12 @@ def p_value(pair: Pair, *, canaries: int, guesses: int, correct: int) -> float:
     return min(1.0, within + max(0.0, 1 - float(masses.sum())))
 
 
-def epsilon_bound(
-    family: Family,
-    *,
-    canaries: int,
-    guesses: int,
-    correct: int,
-    delta: float,
-    significance: float = 0.05,
-    most: float = 64.0,
-    precision: float = 1e-5,
-) -> float:
-    """The epsilon at `delta` of the least private claim of a family that is rejected.
+def rejects(
+    pair: Pair, *, canaries: int, guesses: int, correct: int, significance: float = 0.05
+) -> bool:
+    """Tell whether so many correct guesses reject the claim that a run is no less private.
 
-    *Guarantee:* If a run is no less private than a pair of the family, the bound is above the
-    epsilon of this pair with a probability of at most `significance`.
+    The arguments are those of `p_value`; a true claim is rejected with a probability of at most
+    `significance`.
     """
-
-    def rejected(scale: float) -> bool:
-        found = p_value(family(scale), canaries=canaries, guesses=guesses, correct=correct)
-        return found < significance
-
-    scale = largest_rejected(rejected, most=most, precision=precision)
-    return family(scale).epsilon(delta) if scale else 0.0
+    return p_value(pair, canaries=canaries, guesses=guesses, correct=correct) < significance

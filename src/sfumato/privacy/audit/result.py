@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Self
 
 import numpy as np
 
+from sfumato.discrimination import auroc
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon, merge
 from sfumato.privacy.audit import f_dp, one_run, order_statistics
 from sfumato.privacy.audit.pairs import Array, History
+from sfumato.privacy.audit.search import epsilon_bound
 
 CONFIDENCE = 0.95
 SHARE = 5
@@ -135,15 +137,15 @@ def judge(
         **found,
         included=int(coins.sum()),
         score=score,
-        epsilon=order_statistics.epsilon_bound(family, **tested, precision=_PRECISION),
-        epsilon_f_dp=f_dp.epsilon_bound(family, **tested, precision=_PRECISION),
+        epsilon=epsilon_bound(order_statistics.rejects, family, **tested, precision=_PRECISION),
+        epsilon_f_dp=epsilon_bound(f_dp.rejects, family, **tested, precision=_PRECISION),
         epsilon_one_run=one_run.epsilon_bound(**tested),
         claim=claim,
         delta=delta,
         accountant=accountant,
         p_value=order_statistics.p_value(pair, **found),
         confidence=CONFIDENCE,
-        auroc=auroc(values[coins], values[~coins]),
+        auroc=float(np.nan_to_num(auroc(values, coins), nan=0.5)),
     )
 
 
@@ -153,31 +155,3 @@ def _correct(scores: Array, coins: Array, guesses: int, share_in: float) -> int:
     ins = round(guesses * share_in)
     highest, lowest = order[:ins], order[len(order) - (guesses - ins) :]
     return int(coins[highest].sum() + (~coins[lowest]).sum())
-
-
-def roc(members: Array, others: Array) -> tuple[Array, Array]:
-    """False and true positive rates of all thresholds on scores, from (0, 0) to (1, 1).
-
-    Args:
-        members: Scores of those that were in.
-        others: Scores of those that were not.
-    """
-    at = np.unique(np.concatenate([members, others]))[::-1]
-    rates = [
-        1 - np.searchsorted(np.sort(part), at, side="left") / max(1, len(part))
-        for part in (others, members)
-    ]
-    false, true = (np.concatenate([[0.0], rate]) for rate in rates)
-    return false, true
-
-
-def auroc(members: Array, others: Array) -> float:
-    """Area under the ROC curve."""
-    false, true = roc(members, others)
-    return float(np.sum(np.diff(false) * (true[1:] + true[:-1]) / 2))
-
-
-def true_positives(members: Array, others: Array, at: Sequence[float]) -> Mapping[float, float]:
-    """The largest true positive rate at no more than each false positive rate."""
-    false, true = roc(members, others)
-    return {rate: float(true[false <= rate].max()) for rate in at}

@@ -3,6 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
+
+from sfumato.privacy.audit.pairs import Family, Pair
+
+
+class Test(Protocol):
+    """A test of a claim by guesses about canaries: `f_dp.rejects`, `order_statistics.rejects`."""
+
+    def __call__(
+        self, pair: Pair, *, canaries: int, guesses: int, correct: int, significance: float
+    ) -> bool:
+        """Tell whether so many correct guesses reject the claim that a run is no less private."""
+        ...
+
+
+def epsilon_bound(
+    rejects: Test,
+    family: Family,
+    *,
+    canaries: int,
+    guesses: int,
+    correct: int,
+    delta: float,
+    significance: float = 0.05,
+    most: float = 64.0,
+    precision: float = 1e-5,
+) -> float:
+    """The epsilon at `delta` of the least private claim of a family that a test rejects.
+
+    *Guarantee:* If a run is no less private than a pair of the family, the bound is above the
+    epsilon of this pair with a probability of at most `significance`.
+
+    Args:
+        rejects: The test.
+        family: The claims, less private with a larger scale.
+        canaries: Number of canaries, whether or not they were guessed.
+        guesses: Number of guesses, fixed before the scores are known.
+        correct: Correct ones among them.
+        delta: As in (epsilon, delta).
+        significance: Probability of rejecting a true claim, at most.
+        most: Largest scale.
+        precision: Relative precision of the scale that is found, which is never too large.
+    """
+
+    def rejected(scale: float) -> bool:
+        return rejects(
+            family(scale), canaries=canaries, guesses=guesses, correct=correct,
+            significance=significance,
+        )  # fmt: skip
+
+    scale = largest_rejected(rejected, most=most, precision=precision)
+    return family(scale).epsilon(delta) if scale else 0.0
 
 
 def largest_rejected(

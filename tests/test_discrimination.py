@@ -158,3 +158,14 @@ def test_logits_that_are_not_finite_are_a_sentence() -> None:
         evaluate_logits([[0.0, math.nan], [1.0, 2.0]], [0, 1], ["a", "b"])
     with pytest.raises(UserError, match="not finite"):
         evaluate_logits([[0.0, math.inf], [1.0, 2.0]], [0, 1], ["a", "b"])
+
+
+def test_a_small_curve_by_hand() -> None:
+    scores, positive = [3.0, 2.0, 1.0, 2.0, 0.0], [True, True, True, False, False]
+    curve = RankedScores.of(scores, positive).roc()
+    assert curve.x.tolist() == [0, 0, 0.5, 0.5, 1]
+    assert curve.y.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 1])
+    # Pairs that are ordered rightly, and half of those that are equal: 4.5 of 6.
+    assert auroc(scores, positive) == pytest.approx(4.5 / 6)
+    found = [sensitivity_at(scores, positive, specificity=1 - rate) for rate in (0.0, 0.1, 0.6)]
+    assert found == pytest.approx([1 / 3, 1 / 3, 1.0])
