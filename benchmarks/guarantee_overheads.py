@@ -71,7 +71,9 @@ def main() -> None:
     stream = Randomness.from_seed(0).stream(0, "noise")
     count = sum(p.numel() for p in parameters)
     noise = GaussianNoise(1.0)
-    ours = seconds(lambda: noise.add_all(totals, sensitivity=1.0, stream=stream), device, a.repeats)
+    ours = seconds(
+        lambda: noise.add(sums.vector(), sensitivity=1.0, stream=stream), device, a.repeats
+    )
     plain = seconds(
         lambda: torch.randn(count, device=device, dtype=torch.float64).float(), device, a.repeats
     )

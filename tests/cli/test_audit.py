@@ -36,12 +36,12 @@ def test_a_recipe_is_trained_with_canaries(sfumato: Run, tmp_path: Path) -> None
 def test_a_bound_above_the_claim_is_exit_status_1(
     sfumato: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_all = GaussianNoise.add_all
+    add = GaussianNoise.add
 
-    def little(self: GaussianNoise, totals: Any, *, sensitivity: float, stream: Any) -> Any:
-        return add_all(self, totals, sensitivity=sensitivity / 100, stream=stream)
+    def little(self: GaussianNoise, total: Any, *, sensitivity: float, stream: Any) -> Any:
+        return add(self, total, sensitivity=sensitivity / 100, stream=stream)
 
-    monkeypatch.setattr(GaussianNoise, "add_all", little)
+    monkeypatch.setattr(GaussianNoise, "add", little)
     result = sfumato("audit", "--seed", 1, "--score", "released", *SHORT)
     assert result.code == 1
     assert "The bound is above the claim" in result.err and "Traceback" not in result.err

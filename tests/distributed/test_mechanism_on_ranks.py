@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from sfumato.privacy import (
     physical_batches,
 )
 from sfumato.privacy.clipping import ClippingRule
+from sfumato.privacy.numerics.randomness import Keystream
 
 EXAMPLES = 40
 RULES: dict[str, ClippingRule] = {
@@ -111,6 +114,53 @@ def test_any_number_of_ranks_takes_the_same_steps_bit_for_bit(
                 assert one["history"] == other["history"], (size, case)
                 for mine, theirs in zip(one["numbers"], other["numbers"], strict=True):
                     assert mine == pytest.approx(theirs, rel=1e-12), (size, case)
+
+
+class Mixed(nn.Module):
+    """Parameters of two precisions, one of them in the memory format channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+        self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(
+            self.conv(x.view(-1, 2, 3, 1).expand(-1, -1, -1, 3)).mean((2, 3)).double()
+        )
+
+
+def noise_of_parts(model: Callable[[], nn.Module]) -> tuple[list[float], int]:
+    """The gradients of a release, and how many normal numbers this rank drew for it."""
+    drawn: list[int] = []
+    normals = Keystream.normals
+
+    def counted(self: Keystream, count: int, device: torch.device) -> Tensor:
+        drawn.append(count)
+        return normals(self, count, device)
+
+    x, y = images()
+    private = PrivateGradients(
+        model(), sampler=PoissonSampler(EXAMPLES, 12.0), clipping=Flat(0.5), check=False,
+        noise=GaussianNoise(0.7), randomness=Randomness.from_seed(2), precision=None,
+    )  # fmt: skip
+    with patch.object(Keystream, "normals", counted):
+        share = Ranks.current().share(12)
+        private.backward(x[share], y[share])
+    parameters = private.per_example.trainable.values()
+    assert all(p.grad.stride() == p.stride() for p in parameters)
+    return torch.cat([p.grad.double().flatten() for p in parameters]).tolist(), sum(drawn)
+
+
+@pytest.mark.parametrize("model", [network, Mixed])
+def test_each_rank_draws_the_noise_of_its_part(model: Callable[[], nn.Module]) -> None:
+    (alone, all_of_it), *_ = on_ranks(1, noise_of_parts, model)
+    assert all_of_it == len(alone)
+    for size in (2, 3):
+        for gradients, drawn in on_ranks(size, noise_of_parts, model):
+            assert gradients == alone
+            assert drawn <= all_of_it / size + 8
 
 
 def test_shares_partition_every_draw_and_may_be_empty(by_size: dict[int, list[Any]]) -> None:

@@ -80,12 +80,12 @@ def test_an_honest_run_is_bounded_below_its_claim(tmp_path: Path) -> None:
 
 
 def test_half_the_noise_in_a_run_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_all = GaussianNoise.add_all
+    add = GaussianNoise.add
 
-    def half(self: GaussianNoise, totals: Any, *, sensitivity: float, stream: Any) -> Any:
-        return add_all(self, totals, sensitivity=sensitivity / 2, stream=stream)
+    def half(self: GaussianNoise, total: Any, *, sensitivity: float, stream: Any) -> Any:
+        return add(self, total, sensitivity=sensitivity / 2, stream=stream)
 
-    monkeypatch.setattr(GaussianNoise, "add_all", half)
+    monkeypatch.setattr(GaussianNoise, "add", half)
     run = noise_run(tmp_path / "run", score="released")
     assert run.audit is not None and run.audit.exceeds and run.audit.p_value < 0.05
     assert "above the claim" in run.statement

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sfumato.errors import UserError
 
-_BYTES = 8
-"""Bytes of a number of the sum: sums over ranks are in float64."""
+_BYTES = 8 + 4
+"""Bytes that a rank sends for a parameter: of its sum in float64, and of its mean in float32."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Cost:
     """Cost of a step on several GPUs.
 
     A step is its views at the speed of one GPU, shared among all, and then one sum over ranks, in
-    which each GPU sends and receives all but its own part of the parameters twice.
+    which each GPU sends all parts but its own, and receives the noisy means of the others' parts.
 
     Attributes:
         gpus: Number of GPUs.
@@ -40,5 +40,5 @@ class Cost:
 
     def step_seconds(self, views: float) -> float:
         """Seconds of one step of so many views."""
-        sent = 2 * _BYTES * self.parameters * (self.gpus - 1) / self.gpus
+        sent = _BYTES * self.parameters * (self.gpus - 1) / self.gpus
         return views / (self.gpus * self.speed) + sent / (self.bandwidth * 1e9)

@@ -75,24 +75,52 @@ class Ranks:
     def total(self, numbers: Tensor) -> Tensor:
         """The sum of a vector over all ranks, added in the order of ranks.
 
-        Each rank adds one part of the vector, and sends the result to all. The ranks have exchanged
-        a message before, and have done nothing since that can fail on some of them.
+        Each rank adds one part of the vector, and sends the result to all.
         """
         if self.size == 1:
             return numbers
-        through: Any = None if _nccl(numbers) else self.group
-        home = numbers.device if through is None else torch.device("cpu")
-        part = math.ceil(len(numbers) / self.size)
-        mine = numbers.new_zeros(self.size * part, device=home)
-        mine[: len(numbers)] = numbers
-        theirs, found = torch.empty_like(mine), torch.empty_like(mine)
+        return self.gather(self.own_total(self.parts(numbers))).flatten()[: len(numbers)]
+
+    def parts(self, numbers: Tensor, *, multiple: int = 1) -> Tensor:
+        """A vector in equal parts `(ranks, length)`, one for each rank, padded with zeros.
+
+        Args:
+            numbers: The vector.
+            multiple: The length of a part is a multiple of this.
+        """
+        length = math.ceil(len(numbers) / (self.size * multiple)) * multiple
+        padded = numbers.new_zeros(self.size * length)
+        padded[: len(numbers)] = numbers
+        return padded.view(self.size, length)
+
+    def own_total(self, parts: Tensor) -> Tensor:
+        """This rank's row of a matrix `(ranks, length)`, summed over all ranks in their order.
+
+        The ranks have exchanged a message before, and have done nothing since that can fail on some
+        of them; the same holds for `gather`.
+        """
+        through, mine = self._sent(parts)
+        theirs = torch.empty_like(mine)
         with _connected():
             dist.all_to_all_single(theirs, mine, group=through)
-            own, *others = theirs.view(self.size, part)
-            for other in others:
-                own = own + other
-            dist.all_gather(list(found.view(self.size, part)), own, group=through)
-        return found[: len(numbers)].to(numbers.device)
+        own = theirs[0]
+        for other in theirs[1:]:
+            own = own + other
+        return own.to(parts.device)
+
+    def gather(self, own: Tensor) -> Tensor:
+        """The vectors of all ranks, of one length, as rows `(ranks, length)`."""
+        through, mine = self._sent(own)
+        found = mine.new_empty(self.size, len(own))
+        with _connected():
+            dist.all_gather(list(found), mine, group=through)
+        return found.to(own.device)
+
+    def _sent(self, numbers: Tensor) -> tuple[Any, Tensor]:
+        """The process group that numbers are sent through, and the numbers where it takes them."""
+        if numbers.is_cuda and "nccl" in dist.get_backend_config():
+            return None, numbers.contiguous()
+        return self.group, numbers.cpu().contiguous()
 
     def exchange(self, message: Any = None, *, error: str | None = None) -> list[Any]:
         """The messages of all ranks, in their order.
@@ -196,8 +224,3 @@ def _connected() -> Iterator[None]:
             "without it. If the run has a folder, `sfumato train --resume FOLDER` continues it "
             "with any number of processes."
         ) from error
-
-
-def _nccl(numbers: Tensor) -> bool:
-    """Tell whether the process group sends tensors of this device without the CPU."""
-    return numbers.is_cuda and "nccl" in dist.get_backend_config()

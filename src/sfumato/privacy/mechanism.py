@@ -360,15 +360,16 @@ class PrivateGradients(Releases):
         try:
             if before is not None:
                 before(event)
-            observed, statistics = release.add_over_ranks(sums, observed, statistics, examples)
+            part, observed, statistics = release.add_over_ranks(
+                sums, observed, statistics, examples
+            )
         except BaseException:
             self.discard()
             raise
         self._noises = number
         self.count(event)
-        means = release.noisy_means(sums)
-        for name, parameter in parameters.items():
-            parameter.grad = means[name]
+        for name, mean in release.noisy_means(part, sums).items():
+            parameters[name].grad = mean
         for parameter in others:
             parameter.grad = None
         self._rule = release.adapted(observed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,34 +33,21 @@ class GaussianNoise:
             raise UserError(f"The noise multiplier must be at least 0, not {self.multiplier}.")
 
     def add(self, total: Tensor, *, sensitivity: float, stream: Keystream) -> Tensor:
-        """The sum in float64, with noise added."""
-        return self.add_all([total], sensitivity=sensitivity, stream=stream)[0]
-
-    def add_all(
-        self, totals: Sequence[Tensor], *, sensitivity: float, stream: Keystream
-    ) -> list[Tensor]:
-        """The parts of one sum in float64, with noise added to each coordinate.
+        """A sum in float64, with noise added to each coordinate.
 
         Args:
-            totals: The parts. Without noise they are returned as they are.
-            sensitivity: Bound on the norm of the contribution of one example to all parts together.
+            total: The sum. Without noise it is returned as it is.
+            sensitivity: Bound on the norm of the contribution of one example.
             stream: Source of the noise.
         """
-        if self.multiplier == 0 or not totals:
-            return list(totals)
+        if self.multiplier == 0:
+            return total
         deviation = self.multiplier * sensitivity
-        sizes = [t.numel() for t in totals]
-        noise = stream.normals(sum(sizes), totals[0].device)
-        drawn = torch.split(noise.mul_(deviation), sizes)
-        wide = [t.to(device=own.device, dtype=own.dtype)
-                for t, own in zip(totals, drawn, strict=True)]  # fmt: skip
-        parts = [shaped_like(own, t) for own, t in zip(drawn, wide, strict=True)]
-        noisy = torch._foreach_add(wide, parts)
+        noise = stream.normals(total.numel(), total.device).mul_(deviation)
+        wide = total.to(device=noise.device, dtype=noise.dtype)
+        noisy = wide + shaped_like(noise, wide)
         step = grid(deviation)
-        torch._foreach_mul_(noisy, 1 / step)
-        torch._foreach_round_(noisy)
-        torch._foreach_mul_(noisy, step)
-        return list(noisy)
+        return noisy.mul_(1 / step).round_().mul_(step)
 
 
 def grid(deviation: float) -> float:

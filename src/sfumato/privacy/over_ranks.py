@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from sfumato.distributed.ranks import Ranks
+from sfumato.kernels.chacha20 import WORDS
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.clipping import ClippingRule
 from sfumato.privacy.draw_count import check_count
@@ -41,12 +43,11 @@ class Release:
 
     def add_over_ranks(
         self, sums: Totals, observed: Tensor | None, statistics: BatchStatistics, examples: int
-    ) -> tuple[Tensor | None, BatchStatistics]:
-        """Replace the sums of a rank by those of all ranks.
+    ) -> tuple[Tensor, Tensor | None, BatchStatistics]:
+        """This rank's part of the sum over all ranks.
 
-        Guarantee: Nothing is summed unless all ranks have these facts in common. So the noise that
-        each rank adds to the sum is one noise. All ranks together have at most as many examples as
-        the sampler.
+        Guarantee: Nothing is summed unless all ranks have these facts in common. All ranks together
+        have at most as many examples as the sampler. A coordinate without noise is on one rank.
 
         Args:
             sums: The clipped sums of this rank.
@@ -55,25 +56,44 @@ class Release:
             examples: The number of examples on this rank.
 
         Returns:
-            The observation and the statistics of all ranks together.
+            The part; the observation and the statistics of all ranks together.
+        """
+        ranks, vector = Ranks.current(), sums.vector()
+        if ranks.size == 1:
+            return vector, observed, statistics
+        check_count(sum(ranks.agree(self._facts(), examples)), self.sampler)
+        others = [t for t in (statistics.numbers, observed) if t is not None]
+        parts = ranks.parts(vector, multiple=WORDS)
+        # All ranks add the others, each for itself, which needs no further exchange.
+        small = torch.cat([t.to(vector).reshape(-1) for t in others])
+        own = ranks.own_total(torch.cat([parts, small.expand(ranks.size, -1)], 1))
+        part, *rest = torch.split(own, [parts.shape[1], *(t.numel() for t in others)])
+        numbers, *found = (a.view_as(t) for a, t in zip(rest, others, strict=True))
+        return part, (found[0] if found else None), BatchStatistics(numbers)
+
+    def noisy_means(self, part: Tensor, sums: Totals) -> Mapping[str, Tensor]:
+        """The sum with the noise of this release, over the expected batch, by parameter.
+
+        Guarantee: The noise of a coordinate follows from the key, the release and its position in
+        the sum. So it is the same on any number of ranks, each of which draws that of its part, and
+        no coordinate has it twice or not at all.
+
+        Args:
+            part: This rank's part of the sum.
+            sums: The sums of this rank, in whose order the parts are.
         """
         ranks = Ranks.current()
-        if ranks.size == 1:
-            return observed, statistics
-        check_count(sum(ranks.agree(self._facts(), examples)), self.sampler)
-        others = [] if observed is None else [observed]
-        numbers, *rest = sums.add_over_ranks(ranks, statistics.numbers, *others)
-        return (rest[0] if rest else None), BatchStatistics(numbers)
-
-    def noisy_means(self, sums: Totals) -> Mapping[str, Tensor]:
-        """The sum with the noise of this release, over the expected batch, by parameter."""
-        return sums.noisy_means(
-            self.parameters,
-            GaussianNoise(self.rule.gradient_noise(self.event.noise_multiplier)),
-            sensitivity=self.rule.sensitivity,
-            stream=self.randomness.stream(self.number, "noise"),
-            batch=self.sampler.batch,
-        )
+        stream = self.randomness.stream(self.number, "noise")
+        stream.skip(ranks.rank * len(part))
+        noise = GaussianNoise(self.rule.gradient_noise(self.event.noise_multiplier))
+        means = noise.add(part, sensitivity=self.rule.sensitivity, stream=stream)
+        means = means / self.sampler.batch
+        if ranks.size > 1:
+            if all(p.dtype == torch.float32 for p in self.parameters.values()):
+                means = means.float()  # Half as much to send, and rounded as on one rank.
+            count = sum(p.numel() for p in self.parameters.values())
+            means = ranks.gather(means).flatten()[:count]
+        return sums.split(means, self.parameters)
 
     def adapted(self, observed: Tensor | None) -> ClippingRule:
         """The rule after this release, from what it observed and noise of its own."""

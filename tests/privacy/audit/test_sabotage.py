@@ -18,6 +18,7 @@ from torch import Tensor
 from sfumato.privacy import Flat, GaussianNoise, PrivateGradients
 from sfumato.privacy.audit.canaries import CanaryGradients
 from sfumato.privacy.numerics.totals import Totals
+from sfumato.privacy.over_ranks import Release
 
 Patch = pytest.MonkeyPatch
 SEED = 3
@@ -50,12 +51,12 @@ def test_the_bound_is_a_good_part_of_the_claim() -> None:
 
 
 def test_half_the_noise_is_caught(monkeypatch: Patch) -> None:
-    add_all = GaussianNoise.add_all
+    add = GaussianNoise.add
 
-    def half(self: GaussianNoise, totals: Any, *, sensitivity: float, stream: Any) -> Any:
-        return add_all(self, totals, sensitivity=sensitivity / 2, stream=stream)
+    def half(self: GaussianNoise, total: Any, *, sensitivity: float, stream: Any) -> Any:
+        return add(self, total, sensitivity=sensitivity / 2, stream=stream)
 
-    monkeypatch.setattr(GaussianNoise, "add_all", half)
+    monkeypatch.setattr(GaussianNoise, "add", half)
     assert train(seed=SEED).judged().exceeds
 
 
@@ -66,25 +67,25 @@ def test_twice_the_clipping_norm_is_caught(monkeypatch: Patch) -> None:
 
 
 def test_a_layer_without_noise_is_caught(monkeypatch: Patch) -> None:
-    noisy_means = Totals.noisy_means
+    noisy_means = Release.noisy_means
 
-    def but_one(self: Totals, parameters: Any, *args: Any, batch: float, **more: Any) -> Any:
-        found = noisy_means(self, parameters, *args, batch=batch, **more)
-        return found | {"0.weight": (self["0.weight"] / batch).float()}
+    def but_one(self: Release, part: Tensor, sums: Totals) -> Any:
+        bare = (sums["0.weight"] / self.sampler.batch).float()
+        return {**noisy_means(self, part, sums), "0.weight": bare}
 
-    monkeypatch.setattr(Totals, "noisy_means", but_one)
+    monkeypatch.setattr(Release, "noisy_means", but_one)
     assert train(seed=SEED).judged().exceeds
 
 
 def test_noise_in_each_physical_batch_makes_the_bound_fall(monkeypatch: Patch) -> None:
-    add_all = GaussianNoise.add_all
+    add = GaussianNoise.add
 
-    def eight(self: GaussianNoise, totals: Any, *, sensitivity: float, stream: Any) -> Any:
+    def eight(self: GaussianNoise, total: Any, *, sensitivity: float, stream: Any) -> Any:
         for _ in range(8):
-            totals = add_all(self, totals, sensitivity=sensitivity, stream=stream)
-        return totals
+            total = add(self, total, sensitivity=sensitivity, stream=stream)
+        return total
 
-    monkeypatch.setattr(GaussianNoise, "add_all", eight)
+    monkeypatch.setattr(GaussianNoise, "add", eight)
     assert train(seed=SEED).judged().epsilon < honest().judged().epsilon / 2
 
 

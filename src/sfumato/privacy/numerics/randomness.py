@@ -44,6 +44,10 @@ class Keystream:
         self._block += chacha20.blocks_of(count)
         return first
 
+    def skip(self, count: int) -> None:
+        """Continue after the next `count` words, as if they had been drawn."""
+        self._take(count)
+
     def trials(self, count: int, probability: float) -> Tensor:
         """Outcomes of independent trials, `(count,)` bool on the CPU.
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sfumato.distributed.ranks import Ranks
-from sfumato.privacy.noise import GaussianNoise, shaped_like
-from sfumato.privacy.numerics.randomness import Keystream
+from sfumato.privacy.noise import shaped_like
 
 
 @dataclass
@@ -80,50 +78,30 @@ class Totals(Mapping[str, Tensor]):
         for vector, numbers in zip(self._vectors, more, strict=True):
             vector.numbers += numbers
 
-    def add_over_ranks(self, ranks: Ranks, *others: Tensor) -> list[Tensor]:
-        """Replace the sums by those over all ranks, by one sum of one vector.
+    def vector(self) -> Tensor:
+        """All sums in one vector, those of each parameter in the order of its dimensions."""
+        own = [_in_shape_order(v).to(self.home) for v in self._vectors]
+        if len(own) == 1:
+            return own[0]
+        return torch.cat([torch.zeros(0, device=self.home, dtype=torch.float64), *own])
 
-        Returns:
-            Other tensors, summed over all ranks as well, in float64.
-        """
-        own = [*(vector.numbers for vector in self._vectors), *others]
-        flat = torch.cat([t.to(device=self.home, dtype=torch.float64).reshape(-1) for t in own])
-        parts = torch.split(ranks.total(flat), [t.numel() for t in own])
-        for vector, part in zip(self._vectors, parts, strict=False):
-            vector.numbers.copy_(part)
-        rest = parts[len(self._vectors) :]
-        return [part.view_as(t) for t, part in zip(others, rest, strict=True)]
-
-    def noisy_means(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        noise: GaussianNoise,
-        *,
-        sensitivity: float,
-        stream: Keystream,
-        batch: float,
-    ) -> dict[str, Tensor]:
-        """The sums with noise, divided by the expected batch, as gradients of the parameters.
-
-        An entry of a parameter gets the same noise in any memory format.
-        """
-        sums = [_in_shape_order(v) for v in self._vectors]
-        noisy = noise.add_all(sums, sensitivity=sensitivity, stream=stream)
+    def split(self, numbers: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """A vector in the order of `vector`, as gradients of the parameters."""
+        names = [name for v in self._vectors for name in v.names]
+        own = [parameters[name] for name in names]
+        # A single conversion in the usual case of one precision.
+        kinds = {(p.device, p.dtype) for p in own}
+        if len(kinds) == 1:
+            (device, dtype) = next(iter(kinds))
+            numbers = numbers.to(device=device, dtype=dtype)
         found: dict[str, Tensor] = {}
-        for vector, numbers in zip(self._vectors, noisy, strict=True):
-            own = [parameters[name] for name in vector.names]
-            # A single conversion in the usual case of one precision.
-            kinds = {(p.device, p.dtype) for p in own}
-            means = numbers / batch
-            if len(kinds) == 1:
-                (device, dtype) = next(iter(kinds))
-                means = means.to(device=device, dtype=dtype)
-            parts = torch.split(means, [p.numel() for p in own])
-            for name, p, part in zip(vector.names, own, parts, strict=True):
-                mean = part.view(p.shape).to(device=p.device, dtype=p.dtype)
-                if not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last):
-                    mean = mean.contiguous(memory_format=torch.channels_last)
-                found[name] = mean
+        for name, p, part in zip(
+            names, own, torch.split(numbers, [p.numel() for p in own]), strict=True
+        ):
+            gradient = part.view(p.shape).to(device=p.device, dtype=p.dtype)
+            if not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last):
+                gradient = gradient.contiguous(memory_format=torch.channels_last)
+            found[name] = gradient
         return found
 
 
