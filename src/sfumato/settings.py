@@ -211,6 +211,9 @@ class Optimizer:
         "validation result that plateau and early_stop watch",
         choices=("accuracy", "loss"),
     )
+    sharded: bool = _setting(
+        False, "on several ranks, each has the state of some parameters (ZeRO, stage 1)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,19 +14,22 @@ import numpy as np
 import pytest
 import torch
 from processes import Failed, on_ranks
+from torch import nn
 
 from sfumato import data, recipes
 from sfumato.api import audit, resume, train
 from sfumato.distributed.ranks import Ranks
 from sfumato.privacy import ledger
 from sfumato.recipe import Recipe
-from sfumato.training import metrics, rank_agreement, run_folder
+from sfumato.settings import Optimizer
+from sfumato.training import metrics, optimizers, rank_agreement, run_folder
 from sfumato.training.classifier import read_weights
 from sfumato.training.loop import Loop, Stopped
 from sfumato.training.reporter import Progress, Silent
 from tiny_run import TINY
 
 SAME = (run_folder.WEIGHTS, run_folder.LEDGER, run_folder.STATEMENT, run_folder.RECIPE)
+SHARDED = {"optimizer.sharded": True, "optimizer.name": "adamw", "optimizer.lr": 0.01}
 CASES: dict[str, dict[str, Any]] = {
     "views": {
         "training.views": 2, "augment.crop": 1, "augment.flip": True, "training.average": 0.9,
@@ -38,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "features once": {"model.name": "scatternet", "model.options": {}},
     "fewer examples than ranks": {"training.batch": 1},
+    "sharded optimizer": SHARDED,
     "units of several images": {
         "data.unit": "patient", "data.per_unit": 2, "training.physical_batch": 4,
         "training.batch": 14, "training.views": 2, "augment.crop": 1,
@@ -84,6 +88,9 @@ def test_a_run_leaves_the_same_files_on_any_number_of_ranks(tmp_path: Path, few:
             assert {path.name for path in one.iterdir()} == {p.name for p in other.iterdir()}
             for file in SAME:
                 assert (one / file).read_bytes() == (other / file).read_bytes(), (other, file)
+            for file in (one / run_folder.CHECKPOINTS).iterdir():
+                theirs = other / run_folder.CHECKPOINTS / file.name
+                assert file.read_bytes() == theirs.read_bytes(), theirs
     assert metrics.read(tmp_path / "4" / "early stop" / run_folder.METRICS)[-1]["step"] < 20
 
 
@@ -173,22 +180,54 @@ class AfterStep(Silent):
             os.kill(os.getpid(), self._number)
 
 
-def stopped_by(number: int, folder: Path, few: Path) -> None:
+def stopped_by(number: int, folder: Path, few: Path, changes: dict[str, Any]) -> None:
     reporter = AfterStep(2, number) if number else None
-    train(tiny(few), out=folder, device="cpu", reporter=reporter)
+    train(tiny(few, **changes), out=folder, device="cpu", reporter=reporter)
 
 
 def resumed(folder: Path) -> None:
     resume(folder, device="cpu")
 
 
-def test_a_signal_to_one_rank_stops_all_after_one_step(tmp_path: Path, few: Path) -> None:
-    found = on_ranks(2, stopped_by, signal.SIGTERM, tmp_path / "run", few)
+@pytest.mark.parametrize("changes", [{}, SHARDED], ids=["replicated", "sharded"])
+def test_a_signal_to_one_rank_stops_all_after_one_step(
+    tmp_path: Path, few: Path, changes: dict[str, Any]
+) -> None:
+    found = on_ranks(2, stopped_by, signal.SIGTERM, tmp_path / "run", few, changes)
     assert found == ["Stopped: stopped after step 3"] * 2
     assert on_ranks(3, resumed, tmp_path / "run") == [None] * 3
-    assert on_ranks(1, stopped_by, 0, tmp_path / "whole", few) == [None]
+    assert on_ranks(1, stopped_by, 0, tmp_path / "whole", few, changes) == [None]
     for file in SAME:
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def states_of_own(settings: Optimizer) -> tuple[int, bool]:
+    """The parameters that this rank has an optimizer's state of, and whether weights are equal."""
+    torch.manual_seed(1)
+    sharded, plain = (nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)) for _ in range(2))
+    plain.load_state_dict(sharded.state_dict())
+    ours = optimizers.build(settings, sharded.parameters())
+    theirs = optimizers.build(dataclasses.replace(settings, sharded=False), plain.parameters())
+    for rate in (0.1, 0.03):
+        for p, q in zip(sharded.parameters(), plain.parameters(), strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        for optimizer in (ours, theirs):
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+    pairs = zip(sharded.parameters(), plain.parameters(), strict=True)
+    return len(getattr(ours, "optim", ours).state), all(torch.equal(p, q) for p, q in pairs)
+
+
+def states_of_all() -> list[tuple[int, bool]]:
+    names = ("sgd", "adam", "nadam", "rmsprop")
+    return [states_of_own(Optimizer(name=n, momentum=0.9, sharded=True)) for n in names]
+
+
+def test_ranks_have_optimizer_states_of_different_parameters() -> None:
+    for of_one, of_other in zip(*on_ranks(2, states_of_all), strict=True):
+        (one, equal), (other, also) = of_one, of_other
+        assert one + other == 4 and min(one, other) > 0 and equal and also
 
 
 def on_another_machine(folder: Path, few: Path) -> list[str]:

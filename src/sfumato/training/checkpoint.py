@@ -142,6 +142,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) 
     for name, tensor in checkpoint.part("optimizer").items():
         index, key = name.split("/")
         state.setdefault(int(index), {})[key] = tensor
-    content = optimizer.state_dict()
-    content["state"] = state
-    optimizer.load_state_dict(content)
+    groups, first = [], 0
+    for group in optimizer.param_groups:
+        count = len(group["params"])
+        groups.append(group | {"params": list(range(first, first + count))})
+        first += count
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

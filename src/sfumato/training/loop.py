@@ -161,7 +161,8 @@ class Loop:
         self.seconds = self.seconds or float(state.numbers.get("seconds", 0.0))
 
     def save(self) -> None:
-        """Write a checkpoint, after the ledger is on the disk."""
+        """Write a checkpoint, after the ledger is on the disk; all ranks call this together."""
+        optimizers.gather_state(self.optimizer)
         if self.ledger is None:
             return
         self.ledger.sync()
@@ -209,11 +210,12 @@ class Loop:
                         f"validation {self.recipe.optimizer.monitor} since step "
                         f"{self.watch.best_step}."
                     )
-            if signal := max(self.ranks.exchange(stop.signal or 0)):
+            due = self.step % every == 0 if every else now - saved > _CHECKPOINT_SECONDS
+            told = self.ranks.exchange([stop.signal or 0, due])
+            if signal := max(asked for asked, _ in told):
                 self.save()
                 raise Stopped(self.folder, self.step, signal)
-            due = self.step % every == 0 if every else now - saved > _CHECKPOINT_SECONDS
-            if due or self.finished:
+            if told[0][1] or self.finished:
                 self.save()
                 saved = time.monotonic()
             left = None
