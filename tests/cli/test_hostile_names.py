@@ -18,7 +18,7 @@ from sfumato.cli.predict import _destination
 HOSTILE = (
     "<script>alert(1)<", "<img src=x onerror=alert(1)>", "[x](javascript:alert(1))", "\x1b[2Jcls",
     "a\nb", "[red]x[/]", "[/]", "&lt;b&gt;", "**(0.1, 1e-05)-differential privacy**",
-    "\u202egnp.exe", "![i](http:x)", "| a |", "\x9b31m", "&#10;# Title",
+    "\u202egnp.exe", "![i](http:x)", "| a |", "\x9b31m", "&#10;# Title", ":abc:",
 )  # fmt: skip
 
 

@@ -180,10 +180,10 @@ def test_suggested_commands_can_be_pasted(run: Run, monkeypatch: pytest.MonkeyPa
 
     whole = Loop.take_step
     monkeypatch.setattr(Loop, "take_step", stop)
-    code, out, _ = run(*QUICK, "--out", "new scans")
+    code, out, _ = run(*QUICK, "--out", "[red] :abc:")
     assert code == 128 + signal.SIGTERM
-    assert "sfumato train --resume 'new scans'" in out
-    refused(run(*QUICK, "--out", "new scans"), "sfumato train --resume 'new scans'")
+    assert "sfumato train --resume '[red] :abc:'" in out
+    refused(run(*QUICK, "--out", "[red] :abc:"), "sfumato train --resume '[red] :abc:'")
 
 
 @pytest.mark.parametrize(

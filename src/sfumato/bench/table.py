@@ -171,11 +171,12 @@ def measurements_table(measurements: Sequence[Measurement]) -> Table:
 def verdicts_table(found: Sequence[Verdict]) -> Table:
     """The targets for the terminal."""
     from rich.table import Table
+    from rich.text import Text
 
     colours = {"met": "green", "missed": "bold red", "not measured": "yellow"}
     table = Table(box=None, pad_edge=False)
     for i, column in enumerate(VERDICT_COLUMNS):
         table.add_column(column, justify="left" if i in (0, 3) else "right")
     for row in verdict_rows(found):
-        table.add_row(*row[:3], f"[{colours[row[3]]}]{row[3]}[/]")
+        table.add_row(*row[:3], Text(row[3], style=colours[row[3]]))
     return table

@@ -87,7 +87,7 @@ for _verb in VERBS:
 
 def _say(sentence: str) -> None:
     words = Text.assemble(("error:", "bold red"), " ", sentence)
-    Terminal(stderr=True, highlight=False, soft_wrap=True).print(words)
+    Terminal(stderr=True, soft_wrap=True).print(words)
 
 
 def _too_little_memory(error: Exception) -> str:

@@ -127,7 +127,7 @@ def _show(found: list[Analysis], parts: tuple[str, ...]) -> None:
 
     from sfumato.cli.analyze_tables import tables
 
-    console = Terminal(highlight=False)
+    console = Terminal()
     for block in tables(found, parts):
         console.print(block)
     for one in found:

@@ -235,12 +235,12 @@ def _show(record: Record) -> None:
     from sfumato.bench import table
     from sfumato.bench.targets import verdicts
 
-    console = Terminal(highlight=False, width=None if Terminal().is_terminal else 200)
+    console = Terminal(width=None if Terminal().is_terminal else 200)
     console.print()
-    console.print(record.where(), markup=False)
+    console.print(record.where())
     console.print(table.measurements_table(record.measurements))
     for sentence in table.missing(record.measurements):
-        console.print(sentence, markup=False)
+        console.print(sentence)
     if found := verdicts(record):
         console.print()
         console.print(table.verdicts_table(found))
@@ -266,7 +266,7 @@ def _profile(case: Case, where: torch.device, out: Path | None) -> None:
         table.add_column(column, justify="right" if i else "left")
     for row in profiling.rows(found):
         table.add_row(*row)
-    console = Terminal(highlight=False, width=None if Terminal().is_terminal else 140)
+    console = Terminal(width=None if Terminal().is_terminal else 140)
     for sentence in profiling.lines(found):
         console.print(sentence)
     console.print(table)

@@ -316,8 +316,9 @@ def _print_table(
         used = " (used)" if name == chosen and question != "epsilon" else ""
         table.add_column(f"{name.upper()}{used}", justify="right")
     table.add_row(
-        f"[bold]{_QUESTIONS[question]}[/]",
-        *(f"[bold]{_format(question, answer)}[/]" for answer in answers.values()),
+        _QUESTIONS[question],
+        *(_format(question, answer) for answer in answers.values()),
+        style="bold",
     )
     if question != "epsilon":
         shown = _format(question, answers[chosen])
@@ -328,7 +329,7 @@ def _print_table(
             table.add_row(f"ε of one run ({name.upper()})", rounded_up(value))
     if setting.group is not None:
         table.add_row(*budget_group.row(setting.group, setting.together(), len(answers)))
-    console = Terminal(highlight=False)
+    console = Terminal()
     console.print(table)
     console.print(
         f"N = {setting.examples} examples, expected batch {setting.batch} (q = {step.q:.4g}), "

@@ -48,6 +48,8 @@ def of_run(folder: Path, size: int | None, others: Sequence[object], *, json: bo
     Raises:
         UserError: If no guarantee follows from the ledger, or there is none.
     """
+    from rich.text import Text
+
     from sfumato.privacy.statement import upwards
     from sfumato.run import Run
 
@@ -75,9 +77,8 @@ def of_run(folder: Path, size: int | None, others: Sequence[object], *, json: bo
         return
     cost = ", ".join(f"{upwards(value)} by {name.upper()}" for name, value in g.epsilon.items())
     how = "from that of one" if g.selection else "PLD of a mixture of Gaussians"
-    console = Terminal(highlight=False)
+    console = Terminal()
     console.print(f"ε of one {g.unit}: {cost}, at δ = {g.delta:g}", soft_wrap=True)
-    console.print(
-        f"ε of {size} {g.unit}s of one person: [bold]{shown(found)}[/] ({how}), at the same δ",
-        soft_wrap=True,
-    )
+    group = f"ε of {size} {g.unit}s of one person: "
+    answer = Text.assemble(group, (shown(found), "bold"), f" ({how}), at the same δ")
+    console.print(answer, soft_wrap=True)

@@ -158,7 +158,7 @@ def _describe(dataset: Dataset, unit: str) -> None:
     for label, name in enumerate(dataset.classes[:_LONGEST_CLASS_TABLE]):
         table.add_row(name, *(f"{count[label]:,}" for count in per_class))
     echo()
-    Terminal(highlight=False, markup=False).print(table)
+    Terminal().print(table)
     if classes > _LONGEST_CLASS_TABLE:
         low, high = per_class[0].min(), per_class[0].max()
         echo(f"… {classes} classes in all, with {low:,} to {high:,} training images each.")

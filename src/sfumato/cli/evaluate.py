@@ -282,7 +282,7 @@ def _show(evaluation: Evaluation, title: str) -> None:
     from sfumato.report import discrimination as told
 
     e = evaluation
-    console = Terminal(highlight=False)
+    console = Terminal()
     console.print(Text(title, style="bold"), soft_wrap=True)
     lines = [("images", str(e.n)), ("accuracy", told.overall(e, "accuracy"))]
     if len(e.classes) > 5:

@@ -20,12 +20,12 @@ def show(table: Table) -> None:
     names = table.columns[0]
     names.no_wrap = True
     names.min_width = max((cell_len(str(name)) for name in names.cells), default=1)
-    console = Terminal(highlight=False)
+    console = Terminal()
     if console.is_terminal:
         console.print(table)
         return
     options = console.options.update(width=_WIDEST)
-    wide = Terminal(highlight=False, width=Measurement.get(console, options, table).maximum)
+    wide = Terminal(width=Measurement.get(console, options, table).maximum)
     with wide.capture() as captured:
         wide.print(table)
     for line in captured.get().splitlines():

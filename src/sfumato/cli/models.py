@@ -70,7 +70,6 @@ def show(
 ) -> None:
     """Show a model: its paper, its options, its layers."""
     from rich.table import Table
-    from rich.text import Text
 
     from sfumato import models
 
@@ -83,7 +82,7 @@ def show(
         name, classes=classes, channels=channels, size=side, options=options,
         batchnorm_to=batchnorm_to,
     )  # fmt: skip
-    console = Terminal(highlight=False, markup=False)
+    console = Terminal()
     console.print(name)
     if entry:
         _describe(console.print, entry)
@@ -97,7 +96,7 @@ def show(
         shape = "×".join(map(str, layer.output))
         count = f"{layer.parameters:,}" if layer.parameters else ""
         macs = f"{layer.macs:,}" if layer.macs else ""
-        table.add_row(Text(layer.name), Text(layer.kind), shape, count, macs)
+        table.add_row(layer.name, layer.kind, shape, count, macs)
     console.print(table)
     images = "×".join(map(str, (channels, *side)))
     published = f" (published: {_published(entry)})" if entry and entry.parameters else ""

@@ -185,7 +185,7 @@ def _print_table(found: Sequence[Choice], title: str) -> None:
             *minutes,
             end_section=i + 1 < len(found) and found[i + 1].batch != c.batch,
         )
-    console = Terminal(highlight=False)
+    console = Terminal()
     console.print(table)
     console.print(
         "σ/B is the noise on the mean gradient in units of C; B/σ is the signal-to-noise of a step "

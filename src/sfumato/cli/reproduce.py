@@ -95,7 +95,7 @@ def reproduce(
 def _say(message: str) -> None:
     from sfumato.cli.training_progress import console
 
-    console.print(message, soft_wrap=True, markup=False)
+    console.print(message, soft_wrap=True)
 
 
 def _run(runner: Runner, jobs: list[Job], results: Path, docs: Path) -> None:
@@ -195,19 +195,21 @@ def _say_outcome(outcome: Outcome, asked: int, say: Callable[[str], None]) -> No
 
 def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from sfumato.cli.listing import show as show_table
     from sfumato.reproduce import results_file
     from sfumato.reproduce.rows import PAPERS
     from sfumato.reproduce.tables import summary, verdict
 
-    console = Terminal(highlight=False)
+    console = Terminal()
     entries = results_file.read(results)
     for paper in PAPERS:
         mine = [row for row in rows if row.paper == paper.key]
         if not mine:
             continue
-        console.print(f"\n[bold]{paper.key}[/]  {paper.title}. {paper.authors}", soft_wrap=True)
+        title = Text.assemble("\n", (paper.key, "bold"), f"  {paper.title}. {paper.authors}")
+        console.print(title, soft_wrap=True)
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("row", "seeds", "published", "ours", "", ""):
             right = column in ("published", "ours", "seeds")
@@ -231,7 +233,6 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
             f"\nThere is no folder of results at {results.absolute()}, so no row counts as run: "
             "--results names another.",
             soft_wrap=True,
-            markup=False,
         )
     console.print(
         "\nRun a paper or a row: sfumato reproduce shoe-fit/fashion-tanh --seeds 1", soft_wrap=True

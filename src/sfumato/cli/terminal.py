@@ -13,10 +13,20 @@ from sfumato.text import printable
 
 
 class Terminal(Console):
-    """A rich console that shows control characters in text as escapes.
+    """A rich console that shows text as it is, and control characters in it as escapes.
 
-    A class, file or recipe may have a name that clears the screen or writes over other lines.
+    A class, file or recipe may have a name that clears the screen, writes over other lines, or is
+    markup to rich, such as `[red]` and `:abc:`. So a string is never markup, in tables neither:
+    what is to be coloured or bold is a `rich.text.Text`.
     """
+
+    def __init__(
+        self, *, stderr: bool = False, soft_wrap: bool = False, width: int | None = None
+    ) -> None:
+        super().__init__(
+            stderr=stderr, soft_wrap=soft_wrap, width=width, markup=False, emoji=False,
+            highlight=False,
+        )  # fmt: skip
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

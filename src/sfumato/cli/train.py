@@ -224,7 +224,6 @@ def watch(
                     f"Stopped after step {stopped.step}; everything is saved. Go on with:\n"
                     f"  sfumato train --resume {shlex.quote(str(stopped.folder))}{code}",
                     soft_wrap=True,
-                    markup=False,
                 )
                 raise typer.Exit(128 + stopped.signal) from None
         if Ranks.current().leader:
@@ -250,12 +249,14 @@ def _interruptible(name: str, out: Path | None, resumed: Path | None, code: str)
 
 
 def _say_result(run: Run, seconds: float) -> None:
+    from rich.text import Text
+
     from sfumato.cli.training_progress import console
     from sfumato.privacy.statement import downwards, upwards
 
     g = run.guarantee
     for problem in run.problems:
-        console.print(f"Note: {problem}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"Note: {problem}", soft_wrap=True)
     if g is None:
         spent = "cannot be established, for the reason above"
     elif g.private:
@@ -277,11 +278,11 @@ def _say_result(run: Run, seconds: float) -> None:
         ("held out      ", run.validation_accuracy),
     ):
         if accuracy is not None:
-            console.print(f"{name} [bold]{100 * accuracy:.2f} %[/]", highlight=False)
-    console.print(f"privacy        {spent}", highlight=False, soft_wrap=True)
+            console.print(Text.assemble(f"{name} ", (f"{100 * accuracy:.2f} %", "bold")))
+    console.print(f"privacy        {spent}", soft_wrap=True)
     if g is not None and g.audit is not None:
         bound, sure = downwards(g.audit.epsilon), 100 * g.audit.confidence
         found = f"epsilon at least {bound} ({sure:g} % confidence, {g.audit.canaries} canaries)"
-        console.print(f"audit          {found}", highlight=False, soft_wrap=True)
-    console.print(f"time           {seconds:.1f} s, {run.steps} steps", highlight=False)
-    console.print(f"files          {run.folder}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"audit          {found}", soft_wrap=True)
+    console.print(f"time           {seconds:.1f} s, {run.steps} steps")
+    console.print(f"files          {run.folder}", soft_wrap=True)

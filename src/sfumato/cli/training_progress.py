@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
@@ -16,7 +15,7 @@ from sfumato.cli.terminal import Terminal, echo
 from sfumato.privacy.statement import upwards
 from sfumato.training.reporter import Progress, Reporter
 
-console = Terminal(highlight=False)
+console = Terminal()
 
 
 def _duration(seconds: float) -> str:
@@ -45,7 +44,7 @@ class _OnTerminal:
         self._task: TaskID | None = None
 
     def say(self, message: str) -> None:
-        self._bar.console.print(escape(message), soft_wrap=True)
+        self._bar.console.print(message, soft_wrap=True)
 
     def show(self, progress: Progress) -> None:
         if self._task is None:
@@ -81,6 +80,6 @@ def watched() -> Iterator[Reporter]:
     if not console.is_terminal:
         yield _AsLines()
         return
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Bar(*columns, console=console) as bar:
+    numbers = TextColumn("{task.description}", markup=False)
+    with Bar(BarColumn(bar_width=24), MofNCompleteColumn(), numbers, console=console) as bar:
         yield _OnTerminal(bar)

@@ -131,13 +131,13 @@ def _run(
         words = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())
         ended = trial.note or f"{100 * trial.accuracy:.2f} %"
         line = f"{trial.folder}: {words}: {ended}"
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
 
     others: list[str] = []
 
     def elsewhere(folder: str) -> None:
         others.append(folder)
-        console.print(f"{folder}: another process is making it.", highlight=False, markup=False)
+        console.print(f"{folder}: another process is making it.", soft_wrap=True)
 
     try:
         found = tuning.tune(
@@ -158,7 +158,7 @@ def _show(found: Sequence[Trial], asked: Asked, others: Sequence[str]) -> None:
 
     if not found:
         words = f"No run of {asked.out} has ended yet; the same command shows them once they have."
-        console.print(words, markup=False)
+        console.print(words, soft_wrap=True)
         return
     ranked = sorted(found, key=lambda trial: -trial.accuracy)
     console.print(_table(ranked))
@@ -178,19 +178,18 @@ def _show(found: Sequence[Trial], asked: Asked, others: Sequence[str]) -> None:
     if ranked[0].note:
         console.print("\nEvery run diverged: try lower rates.")
         return
-    _say(_best(found, ranked[0], asked, path), markup=False)
+    _say(_best(found, ranked[0], asked, path))
 
 
-def _say(words: str, *, markup: bool = True) -> None:
+def _say(words: str) -> None:
     from sfumato.cli.training_progress import console
 
-    console.print(words, highlight=False, soft_wrap=True, markup=markup)
+    console.print(words, soft_wrap=True)
 
 
 def _table(ranked: Sequence[Trial]) -> Table:
     """A row for each run, the best first."""
     from rich.table import Table
-    from rich.text import Text
 
     from sfumato.privacy.statement import upwards
     from sfumato.training import tune as tuning
@@ -204,7 +203,7 @@ def _table(ranked: Sequence[Trial]) -> Table:
         result = "diverged" if trial.note else f"{100 * trial.accuracy:.2f} %"
         values = [str(trial.settings.get(name, "")) for name in names]
         seconds = "–" if trial.seconds is None else f"{trial.seconds:.0f}"
-        table.add_row(*map(Text, (*values, result, spent, seconds, trial.folder)))
+        table.add_row(*values, result, spent, seconds, trial.folder)
     return table
 
 

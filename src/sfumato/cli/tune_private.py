@@ -99,7 +99,7 @@ def run(recipe: Recipe, choices: Mapping[str, Choice], options: Options, place: 
         distribution=options.distribution or "logarithmic", score_data=options.score_data or "",
         root=place.root, trust_code=place.trust_code,
     )  # fmt: skip
-    console.print(_announcement(question), soft_wrap=True, markup=False)
+    console.print(_announcement(question), soft_wrap=True)
     try:
         with console.status("Tuning: how many runs there are, and which is at work, is secret."):
             best = tune_privately(
@@ -111,10 +111,9 @@ def run(recipe: Recipe, choices: Mapping[str, Choice], options: Options, place: 
             "Stopped; the same command goes on from here. The budget was spent by starting. Until "
             f"the end {place.out} holds the key: keep it as secret as the images.",
             soft_wrap=True,
-            markup=False,
         )
         raise typer.Exit(128 + stopped.signal) from None
-    console.print(_result(question, best), soft_wrap=True, markup=False)
+    console.print(_result(question, best), soft_wrap=True)
     if best.folder is None:
         raise typer.Exit(1)
 

@@ -66,18 +66,20 @@ def verify(
     Exit status 0 if everything holds, 1 if not, 2 for a mistake in the command.
     """
 
+    from rich.text import Text
+
     from sfumato import models
 
     if FilePath(model).is_dir():
         from sfumato.cli.verify_run import show as show_run
 
-        show_run(FilePath(model), Terminal(highlight=False), key)
+        show_run(FilePath(model), Terminal(), key)
         return
     if key is not None:
         raise UserError(f"--key is about the signature of a run, and '{model}' is not a folder.")
     usual = (3, 32, 32) if ":" in model else models.info(model).input
     shape = usual if input is None else _shape(input)
-    console = Terminal(highlight=False)
+    console = Terminal()
     built = _build(model, shape, classes, seed, set_, batchnorm_to)
     if plan:
         from sfumato.cli.verify_plan import show
@@ -86,19 +88,21 @@ def verify(
         return
     report = _run(built, shape, classes, batch, seed, console)
     size = "×".join(map(str, shape))
-    console.print(f"[bold]{_plain(model)}[/] on {size} images, {classes} classes\n")
+    title = Text.assemble((model, "bold"), f" on {size} images, {classes} classes\n")
+    console.print(title)
     console.print(_checks(report))
     if report.paths:
         console.print(_paths(report.paths))
     if report.parameters:
         console.print(_parameters(report))
     for warning in report.warnings:
-        console.print(f"[yellow]note:[/] {_plain(warning)}")
+        console.print(Text.assemble(("note:", "yellow"), f" {warning}"))
     if report.passed:
-        console.print("\n[green]Everything holds.[/]")
+        console.print("\nEverything holds.", style="green")
         return
     failed = sum(check.passed is False for check in report.checks)
-    console.print(f"\n[red]{failed} of {len(report.checks)} checks failed[/]: do not train it.")
+    count = f"\n{failed} of {len(report.checks)} checks failed"
+    console.print(Text.assemble((count, "red"), ": do not train it."))
     raise typer.Exit(1)
 
 
@@ -147,6 +151,8 @@ def _run(
     seed: int,
     console: Console,
 ) -> Report:
+    from rich.text import Text
+
     from sfumato.privacy.verify import report as engine
 
     if not console.is_terminal:
@@ -165,7 +171,7 @@ def _run(
             classes=classes,
             batch=batch,
             seed=seed,
-            tell=lambda stage: status.update(f"checking {stage}"),
+            tell=lambda stage: status.update(Text(f"checking {stage}")),
         )
 
 
@@ -179,12 +185,14 @@ def _table(*columns: str) -> Table:
 
 
 def _checks(report: Report) -> Table:
-    marks = {True: "[green]holds[/]", False: "[red]FAILS[/]", None: "[dim]—[/]"}
+    from rich.text import Text
+
+    marks = {True: ("holds", "green"), False: ("FAILS", "red"), None: ("—", "dim")}
     table = _table("", "check", "number", "detail")
     for check in report.checks:
         number = "" if check.number is None else f"{check.number:.5g}"
         detail = f"{check.detail}. Fix: {check.fix}" if check.fix else check.detail
-        table.add_row(marks[check.passed], _plain(check.name), number, _plain(detail))
+        table.add_row(Text(*marks[check.passed]), check.name, number, detail)
     return table
 
 
@@ -193,16 +201,16 @@ def _paths(paths: list[Path]) -> Table:
     if len(paths) <= _ROWS:
         table = _table("\nlayer", "\nkind", "\npath", "\nparameters")
         for path in paths:
-            table.add_row(_plain(path.module), path.kind, path.way, f"{path.parameters:,}")
+            table.add_row(path.module, path.kind, path.way, f"{path.parameters:,}")
         return table
     table = _table("\nlayers", "\nkind", "\npath", "\nparameters")
     alike: dict[tuple[str, str], list[Path]] = {}
     for path in paths:
         alike.setdefault((path.kind, path.way), []).append(path)
     for (kind, way), group in alike.items():
-        names = _plain(group[0].module)
+        names = group[0].module
         if len(group) > 1:
-            names += f" … {_plain(group[-1].module)} ({len(group)})"
+            names += f" … {group[-1].module} ({len(group)})"
         table.add_row(names, kind, way, f"{sum(path.parameters for path in group):,}")
     return table
 
@@ -215,13 +223,7 @@ def _parameters(report: Report) -> Table:
         shown = sorted(shown, key=lambda p: -p.error)[:_ROWS]
     for parameter in shown:
         shape = "×".join(map(str, parameter.shape)) or "1"
-        table.add_row(_plain(parameter.name), shape, f"{parameter.error:.1e}")
+        table.add_row(parameter.name, shape, f"{parameter.error:.1e}")
     if left := len(report.parameters) - len(shown):
         table.add_row(f"… and {left} more", "", f"at most {shown[-1].error:.1e}")
     return table
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

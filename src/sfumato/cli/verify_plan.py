@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,15 +51,15 @@ def show(
     for way in STORAGES:
         table.add_column(f"{way}\nms, MiB", justify="right")
     for layer in layers:
-        cells = []
+        cells: list[Text] = []
         for way in STORAGES:
             text = "–"
             if way in layer.possible():
                 cost = layer.seconds(way, examples) * 1e3
                 text = f"{cost:.2f}, {layer.bytes(way, examples) / 2**20:,.0f}"
-            cells.append(f"[bold]{text}[/]" if way == ways[layer.name] else text)
+            cells.append(Text(text, style="bold" if way == ways[layer.name] else ""))
         size = "×".join(map(str, (layer.filters, layer.channels, *layer.at.kernel)))
-        table.add_row(escape(layer.name), size, str(layer.positions), ways[layer.name], *cells)
+        table.add_row(layer.name, size, str(layer.positions), ways[layer.name], *cells)
     console.print(table)
     total = sum(layer.seconds(ways[layer.name], examples) for layer in layers) * 1e3
     kept = sum(layer.bytes(ways[layer.name], examples) for layer in layers) / 2**30

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sfumato.privacy import chapters
 from sfumato.privacy.statement import upwards
@@ -46,19 +46,20 @@ def show(folder: Path, console: Console, key: Path | None = None) -> None:
     table.add_row("weights", _weights(folder, bool(run.problems)))
     if key is not None:
         table.add_row("signature", _signature(folder, key, problems))
-    console.print(f"[bold]{escape(str(folder))}[/]\n")
+    console.print(Text(f"{folder}\n", style="bold"))
     console.print(table)
     for problem in problems:
-        console.print(f"[red]wrong:[/] {escape(problem)}", soft_wrap=True)
+        console.print(Text.assemble(("wrong:", "red"), f" {problem}"), soft_wrap=True)
     if problems:
-        console.print(f"\n[red]Do not rely on what {escape(run.name)} states.[/]")
+        console.print(f"\nDo not rely on what {run.name} states.", style="red", soft_wrap=True)
         raise typer.Exit(1)
     if not run.private:
-        console.print("\n[yellow]Trained without privacy: there is no guarantee to verify.[/]")
+        console.print("\nTrained without privacy: there is no guarantee to verify.", style="yellow")
     elif not run.finished:
-        console.print("\n[green]The ledger is consistent.[/] The run has not finished.")
+        words = ("\nThe ledger is consistent.", "green"), " The run has not finished."
+        console.print(Text.assemble(*words))
     else:
-        console.print("\n[green]Ledger, guarantee, statement and weights are consistent.[/]")
+        console.print("\nLedger, guarantee, statement and weights are consistent.", style="green")
     if key is None:
         console.print(_UNSIGNED, soft_wrap=True)
 
@@ -81,7 +82,7 @@ def _signature(folder: Path, key: Path, problems: list[str]) -> str:
     except signature.BadSignature as error:
         problems.append(str(error))
         return "–"
-    return escape(f"of the holder of {key}, over its ledger, guarantee, recipe and weights")
+    return f"of the holder of {key}, over its ledger, guarantee, recipe and weights"
 
 
 def _weights(folder: Path, problems: bool) -> str:

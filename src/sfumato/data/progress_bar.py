@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sfumato.text import duration
+from sfumato.text import duration, printable
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -49,9 +49,11 @@ def progress(
             "{task.fields[speed]}",
             TimeRemainingColumn(),
         ]
-        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        # A folder's name is text, not markup.
+        console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+        bar = Progress(*columns, console=console, transient=True)
         with bar:
-            task = bar.add_task(label, total=total, completed=done, speed="")
+            task = bar.add_task(printable(label), total=total, completed=done, speed="")
 
             def advance_bar(count: int) -> None:
                 nonlocal done
@@ -68,7 +70,7 @@ def progress(
         done += count
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + _BETWEEN_LINES
-            counted = f"{label}: {done} of {total}{' ' + unit if unit else ''}"
+            counted = f"{printable(label)}: {done} of {total}{' ' + unit if unit else ''}"
             left = (total - done) / speed() if done > before else None
             print(f"{counted}, {_per_second(speed())}, {duration(left)} left", file=sys.stderr)
 
