@@ -163,6 +163,11 @@ class Run:
         return bool(self.statement) and (self.folder / run_folder.WEIGHTS).is_file()
 
     @property
+    def removed(self) -> bool:
+        """Tell whether its weights are gone, though it came to its end."""
+        return run_folder.weights_removed(self.folder)
+
+    @property
     def private(self) -> bool:
         """Tell whether it was trained with noise."""
         return self.recipe.privacy.enabled

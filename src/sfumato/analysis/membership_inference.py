@@ -20,6 +20,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import merge
 from sfumato.privacy.audit.pairs import History
 from sfumato.run import Run
+from sfumato.training import run_folder
 
 RATES = (0.001, 0.01, 0.1)
 """False positive rates at which true positive rates are reported."""
@@ -77,10 +78,7 @@ def membership(run: Run) -> Membership:
         UserError: The run has no weights or no guarantee, or nothing is held out.
     """
     if not run.finished:
-        raise UserError(
-            f"{run.folder} has not finished, or its weights were removed: without "
-            "model.safetensors there is nothing to attack."
-        )
+        raise UserError(run_folder.without_weights(run.folder))
     g = run.guarantee
     if g is None:
         raise UserError(f"{run.folder} has no guarantee to compare with: {' '.join(run.problems)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import typer
@@ -11,6 +10,7 @@ from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
 from sfumato.io import new_file
+from sfumato.training import run_folder
 
 
 def register(app: typer.Typer) -> None:
@@ -46,10 +46,7 @@ def card(
         new_file.check(path)
     (found,) = gather([run])
     if not found.finished:
-        raise UserError(
-            f"{run} has not finished, so there is no model to describe: "
-            f"`sfumato train --resume {shlex.quote(str(run))}` goes on with it."
-        )
+        raise UserError(run_folder.without_weights(run))
     (measured,) = measure(
         [found], data=data, root=data_root, device=pick_device(device), trust_code=trust_code
     )

@@ -36,9 +36,10 @@ def show(folder: Path, console: Console, key: Path | None = None) -> None:
     (run,) = gather([folder])
     problems = list(run.problems)
     table = Table(box=None, pad_edge=False, show_header=False)
-    chained = "consistent: every line follows from the one before"
-    table.add_row("ledger", chained if run.header else "–")
-    table.add_row("steps", steps(run))
+    chained = "every line follows from the one before"
+    ledger = chained if run.problems else f"consistent: {chained}"
+    table.add_row("ledger", ledger if run.header else "–")
+    table.add_row("steps", f"{len(run.ledger)} in the ledger" if run.problems else steps(run))
     for name, value in run.epsilon.items():
         found = f"{upwards(value, places=4)} at δ = {run.recipe.privacy.delta:g}"
         table.add_row(f"ε by {chapters.ACCOUNTANTS[name]}", f"{found}, confirmed by the ledger")
@@ -47,16 +48,17 @@ def show(folder: Path, console: Console, key: Path | None = None) -> None:
     if key is not None:
         table.add_row("signature", _signature(folder, key, problems))
     console.print(Text(f"{folder}\n", style="bold"))
-    console.print(table)
     for problem in problems:
         console.print(Text.assemble(("wrong:", "red"), f" {problem}"), soft_wrap=True)
+    console.print(table)
     if problems:
         console.print(f"\nDo not rely on what {run.name} states.", style="red", soft_wrap=True)
         raise typer.Exit(1)
     if not run.private:
         console.print("\nTrained without privacy: there is no guarantee to verify.", style="yellow")
     elif not run.finished:
-        words = ("\nThe ledger is consistent.", "green"), " The run has not finished."
+        missing = " The weights were removed." if run.removed else " The run has not finished."
+        words = ("\nThe ledger is consistent.", "green"), missing
         console.print(Text.assemble(*words))
     else:
         console.print("\nLedger, guarantee, statement and weights are consistent.", style="green")
@@ -87,10 +89,10 @@ def _signature(folder: Path, key: Path, problems: list[str]) -> str:
 
 def _weights(folder: Path, problems: bool) -> str:
     from sfumato.training.classifier import STATEMENT, TENSORS, read_weights
-    from sfumato.training.run_folder import WEIGHTS
+    from sfumato.training.run_folder import WEIGHTS, weights_removed
 
     if not (folder / WEIGHTS).is_file():
-        return "not written yet"
+        return "removed" if weights_removed(folder) else "not written yet"
     if problems:
         return "–"
     content = read_weights(folder / WEIGHTS)[0]

@@ -28,6 +28,7 @@ from sfumato.models import Code
 from sfumato.run import Run
 from sfumato.text import GIVEN, percent
 from sfumato.training import classifier as classifiers
+from sfumato.training import run_folder
 from sfumato.training.classifier import Classifier
 from sfumato.training.recipe_data import images_of
 
@@ -167,7 +168,8 @@ def _measured(
     trust_code: Iterable[Code],
 ) -> Measured:
     if not run.finished:
-        return Measured(missing="The run has not finished, so there are no weights to evaluate.")
+        reason = f"its {run_folder.WEIGHTS} was removed" if run.removed else "it has not finished"
+        return Measured(missing=f"The run has no weights to evaluate: {reason}.")
     try:
         classifier = classifiers.load(run.folder, device=device, trust_code=trust_code)
     except UserError as error:

@@ -17,6 +17,7 @@ from sfumato.io import new_file
 from sfumato.report import audit, detail, sections
 from sfumato.report.markup import TEMPLATES, Safe
 from sfumato.report.measure import Measured, measure
+from sfumato.report.privacy import missing_metrics
 from sfumato.run import Run
 
 
@@ -108,7 +109,7 @@ def write(
     new_file.check(path)
     measured = measure(runs, **options)
     for run, result in zip(runs, measured, strict=True):
-        for remark in (*run.problems, *([result.missing] if result.missing else [])):
+        for remark in (*run.problems, *filter(None, [missing_metrics(run), result.missing])):
             note(f"{run.name}: {remark}")
     text = page(runs, measured, title=title, shareable=shareable)
     with new_file.writing(path) as file:

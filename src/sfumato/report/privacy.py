@@ -10,6 +10,8 @@ from sfumato.privacy import chapters
 from sfumato.privacy.statement import LARGE, delta_warning, factor, meaning, relation, upwards
 from sfumato.run import Run
 from sfumato.text import power
+from sfumato.training import metrics
+from sfumato.training.run_folder import METRICS, WEIGHTS
 
 QUOTED = (
     chapters.CHOICE, "Several images of one person", "Against whom", chapters.START,
@@ -32,7 +34,7 @@ def lead(run: Run) -> str:
         )
     delta = power(g.delta)
     plainly = meaning(g.spent, g.delta, shown=delta)
-    if not run.finished:
+    if not run.finished and not run.removed:
         secret = "as long as nobody else sees `secret.key`, which lies in the folder until the end"
         condition = "" if g.seeded else f", {secret}"
         return (
@@ -50,6 +52,20 @@ def steps(run: Run) -> str:
     """Steps taken, of how many, and how they were counted."""
     g = run.guarantee
     return chapters.steps(g) if g is not None and g.private else str(run.steps)
+
+
+def missing_metrics(run: Run) -> str:
+    """A sentence on records that a finished run has lost; empty if it has all, or goes on."""
+    lost = metrics.damaged(run.folder / METRICS)
+    if not run.statement or (run.final and not lost):
+        return ""
+    if run.final:
+        return f"{lost} lines of {METRICS} cannot be read, so that curves lack these records."
+    last = f"after step {run.records[-1]['step']}" if run.records else "before the first record"
+    return (
+        f"{METRICS} ends {last}, though the run went on: curves lack the rest, and the accuracy "
+        "that the run found at its end is not known."
+    )
 
 
 def warnings(run: Run) -> list[str]:
@@ -76,7 +92,13 @@ def warnings(run: Run) -> list[str]:
                 f"**ε = {upwards(g.spent, 3)} is large**: the odds may change by a factor of "
                 f"{factor(g.spent)}. As a guarantee on its own, that promises little."
             )
-    if not run.finished:
+    if lacking := missing_metrics(run):
+        found.append(f"**Metrics are missing**: {lacking}")
+    if run.removed:
+        found.insert(
+            0, f"**Without weights**: the run has finished, but its {WEIGHTS} was removed."
+        )
+    elif not run.finished:
         step = f"after step {run.steps}" + (f" of {run.planned}" if run.planned else "")
         found.insert(
             0, f"**Not finished**: the run stopped {step}. What there is is shown, without test "

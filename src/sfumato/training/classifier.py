@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -29,7 +28,7 @@ from sfumato.errors import CodeError, UserError
 from sfumato.io import json_lines
 from sfumato.io.atomic import write_whole
 from sfumato.memory import BatchSize
-from sfumato.training.run_folder import WEIGHTS, trust
+from sfumato.training.run_folder import WEIGHTS, is_run, trust, without_weights
 
 FORMAT = "sfumato-1"
 TENSORS = "tensors"
@@ -252,10 +251,9 @@ def weights_path(source: Path) -> Path:
     """
     if source.is_dir():
         if not (source / WEIGHTS).is_file():
-            raise UserError(
-                f"{source} holds no {WEIGHTS}: it is not a run folder, or its training has not "
-                f"finished (`sfumato train --resume {shlex.quote(str(source))}` goes on with it)."
-            )
+            if is_run(source):
+                raise UserError(without_weights(source))
+            raise UserError(f"{source} holds no {WEIGHTS}: it is not a run folder.")
         return source / WEIGHTS
     if not source.is_file():
         raise UserError(f"There is no run folder or weights file {source}.")

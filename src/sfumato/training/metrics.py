@@ -89,17 +89,26 @@ def read(path: Path) -> list[dict[str, Any]]:
 
     A line that is not the record of a step, or whose values are not numbers, is skipped.
     """
+    return [record for record in map(_record, _lines(path)) if record is not None]
+
+
+def damaged(path: Path) -> int:
+    """Number of the lines that `read` skips, empty ones not counted."""
+    return sum(_record(line) is None for line in _lines(path) if line.strip())
+
+
+def _lines(path: Path) -> list[str]:
     if not os.path.exists(path):
         return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json_lines.parse(line)
-        except ValueError:
-            continue
-        if _is_record(record):
-            records.append(record)
-    return records
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json_lines.parse(line)
+    except ValueError:
+        return None
+    return record if _is_record(record) else None
 
 
 def _is_record(record: Any) -> bool:

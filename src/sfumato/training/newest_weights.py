@@ -82,5 +82,8 @@ def newest(
         {"private": recipe.privacy.enabled}, batchnorm_to=m.batchnorm_to,
     )  # fmt: skip
     weights = f"{what} of step {step}"
-    notes.append(f"{folder} has not finished: these are the numbers of its {weights}.")
+    lacking = "has not finished"
+    if run_folder.weights_removed(folder):
+        lacking = f"has lost its {run_folder.WEIGHTS}"
+    notes.append(f"{folder} {lacking}: these are the numbers of its {weights}.")
     return Classifier(network, description), weights, step

@@ -244,6 +244,8 @@ def _resume(
             f"{folder} is finished: there is nothing to resume. See "
             f"{folder / run_folder.STATEMENT}."
         )
+    if ledger and run_folder.weights_removed(folder):
+        raise UserError(run_folder.without_weights(folder))
     origin, selection = start.Origin.of(header), Selection.of(header)
     own = same_randomness(folder, recipe, origin) if ledger else None
     randomness = randomness_from_leader(ranks, own)

@@ -123,6 +123,23 @@ def finished(folder: Path) -> bool:
     return (folder / WEIGHTS).exists() and (folder / STATEMENT).exists()
 
 
+def weights_removed(folder: Path) -> bool:
+    """Tell whether a run came to its end and lost its weights since: the statement comes later."""
+    return (folder / STATEMENT).exists() and not (folder / WEIGHTS).exists()
+
+
+def without_weights(folder: Path) -> str:
+    """The sentence on a run without weights: why there are none, and what to do."""
+    if weights_removed(folder):
+        again = shlex.quote(str(folder / RECIPE))
+        return (
+            f"{folder} has finished, but its {WEIGHTS} was removed. It cannot be resumed: take the "
+            f"file from a copy of the folder, or train anew by `sfumato train {again}`."
+        )
+    command = f"sfumato train --resume {shlex.quote(str(folder))}"
+    return f"{folder} has not finished and holds no {WEIGHTS}: `{command}` goes on with it."
+
+
 def begun(name: str, out: Path | None) -> set[Path]:
     """The runs that exist at `out`, or under this name where runs are made without it."""
     folders = [out] if out is not None else Path("runs").glob(f"{glob.escape(_stem(name))}-*")

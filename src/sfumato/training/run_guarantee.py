@@ -210,6 +210,8 @@ def judged(
         problems.append(f"{error} No guarantee is stated.")
     if not header:
         return None, problems
+    if (words := _cut(history, stated)) and recipe.privacy.enabled:
+        return None, [*problems, words]
     ended, reported = number(final, "step"), number(final, "epsilon")
     taken = None if ended is None else int(ended)
     follows = guarantee_of(recipe, header, history, taken=taken)
@@ -223,6 +225,19 @@ def judged(
         for words in wrong
     ]
     return (None if problems else stated or follows), problems
+
+
+def _cut(history: Sequence[Step], stated: Guarantee | None) -> str:
+    """A sentence on a ledger with fewer steps than the guarantee counts; empty for any other."""
+    there = sum(step.count for step in history)
+    counted = 0 if stated is None else sum(step.count for step in stated.steps)
+    if there >= counted:
+        return ""
+    return (
+        f"The ledger ends after step {there}, but {run_folder.GUARANTEE} counts {counted} steps: "
+        "the end of the ledger was cut off, or the folder holds files of different runs. No "
+        "guarantee is stated."
+    )
 
 
 def _differences(
