@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import typer
+from cli_result import Run
 from typer.testing import CliRunner
 
 from sfumato.cli import budget as verb
@@ -243,3 +244,12 @@ def test_a_mistake_exits_with_2_and_no_traceback():
     assert done.returncode == 2
     assert "add 3 of them" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_extreme_budgets(sfumato: Run) -> None:
+    """A tiny one is not printed as zero, and a vast one gets a warning."""
+    question = ("budget", "--examples", 1000, "--batch", 100, "--steps", 10)
+    assert "promises next to nothing" in sfumato(*question, "--epsilon", "1e9").out
+    small = sfumato(*question, "--epsilon", "1e-9").out
+    (line,) = [line for line in small.splitlines() if "ε with" in line]
+    assert "0.000 " not in line and "promises" not in small

@@ -398,14 +398,6 @@ def test_parts_that_cannot_be_used(tmp_path):
         load(tmp_path / "hollow")
 
 
-def test_a_known_layout_given_as_a_folder_is_recognised(tmp_path):
-    from data_layouts import write_cifar
-
-    write_cifar(tmp_path / "cifar-10-batches-py", "cifar10")
-    with pytest.raises(UserError, match=f"name cifar10 with --data-root {tmp_path}"):
-        load(tmp_path / "cifar-10-batches-py")
-
-
 def test_second_start_reads_the_cache(tmp_path, monkeypatch, cache):
     root = two_classes(tmp_path)
     first = load(root, validation=0.3)

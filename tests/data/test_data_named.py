@@ -73,6 +73,38 @@ def test_idx(tmp_path, name, folder, zipped):
         assert load(name, root=inside).fingerprint() == found.fingerprint()
 
 
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [
+        ("cifar10", "cifar-10-batches-py"),
+        ("cifar100", "cifar-100-python"),
+        ("mnist", "MNIST/raw"),
+        ("fashion-mnist", "FashionMNIST/raw"),
+    ],
+)
+def test_the_root_of_torchvision_and_the_folder_in_it(tmp_path, monkeypatch, name, inner):
+    """Either may be given as a path: images, classes and constants are those of the name."""
+    folder = tmp_path / inner
+    write_cifar(folder, name) if name.startswith("cifar") else write_idx(folder)
+    by_name = load(name, root=tmp_path)
+    monkeypatch.chdir(folder)
+    for path in (tmp_path, folder, folder.parent, "."):
+        found = load(path)
+        assert found.fingerprint() == by_name.fingerprint()
+        assert found.name == name and found.classes == by_name.classes
+        assert (found.mean, found.std) == (by_name.mean, by_name.std)
+    held = load(tmp_path, validation=0.3)
+    smaller = set(map(bytes, held.train.images))
+    assert smaller < set(map(bytes, found.train.images)), "images are held out independently"
+
+
+def test_a_root_of_several_sets_asks_for_a_name(tmp_path):
+    write_cifar(tmp_path / "cifar-10-batches-py", "cifar10")
+    write_idx(tmp_path / "MNIST" / "raw")
+    with pytest.raises(UserError, match=f"mnist and cifar10: .* --data-root {tmp_path}"):
+        load(tmp_path)
+
+
 def test_mnist_and_fashion_are_not_confused(tmp_path):
     write_idx(tmp_path / "FashionMNIST" / "raw")
     with pytest.raises(UserError, match="'mnist' was not found"):

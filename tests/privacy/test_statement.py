@@ -19,7 +19,13 @@ from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
 from sfumato.privacy.accounting.selection import Selection
 from sfumato.privacy.chapters import statement
 from sfumato.privacy.guarantee import Guarantee, current_versions
-from sfumato.privacy.statement import delta_warning, meaning, threat_model, upwards
+from sfumato.privacy.statement import (
+    delta_warning,
+    epsilon_warning,
+    meaning,
+    threat_model,
+    upwards,
+)
 
 STEPS = (Step(0.1, 1.0, 10),)
 
@@ -195,3 +201,20 @@ def test_an_edited_choice_is_refused(edited: dict[str, Any]) -> None:
         Guarantee.from_dict({**content, "selection": {**content["selection"], **edited}})
     with pytest.raises(UserError):
         Selection.of({"selection": {**content["selection"], **edited}})
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "places", "text"),
+    [
+        (0.0, 3, "0"), (2.681e-10, 3, "2.7e-10"), (9.99e-10, 2, "1e-09"), (0.00099, 3, "0.00099"),
+        (0.000991, 3, "0.001"), (0.0012, 3, "0.002"), (7.99941, 3, "8.000"),
+    ],
+)  # fmt: skip
+def test_a_small_epsilon_is_not_printed_as_zero(epsilon: float, places: int, text: str) -> None:
+    assert upwards(epsilon, places=places) == text
+    assert float(text) >= epsilon
+
+
+def test_a_budget_that_promises_nothing_is_said() -> None:
+    assert not epsilon_warning(20.0)
+    assert "Epsilon 1e+09 promises next to nothing" in epsilon_warning(1e9)

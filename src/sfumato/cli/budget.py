@@ -307,6 +307,7 @@ def _print_table(
     from sfumato.cli import budget_group
     from sfumato.cli.budget_picture import rounded_up
     from sfumato.privacy.accounting.accountants import RELATION
+    from sfumato.privacy.statement import epsilon_warning
 
     step = setting.step()
     epochs = step.count * step.q
@@ -342,6 +343,8 @@ def _print_table(
         "probability q (Poisson sampling).",
         soft_wrap=True,
     )
+    if warning := epsilon_warning(spent[chosen]):
+        console.print(f"Warning: {warning}", soft_wrap=True)
     if s := setting.selection:
         console.print(
             f"ε is that of releasing the best of {s.mean:g} runs on average ({s.distribution} "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +136,8 @@ def load(
     entry = _named(name_or_path)
     place = _placed(entry, name_or_path, root)
     rule = split["split_rule"] = "stratified" if entry is not None else split_rule
+    if entry is None and place.is_dir():
+        entry, place = locate.recognised(place) or (None, place)
     if entry is None and place.suffix.lower() == ".npz" and place.is_file():
         _check_no_paths(unit_pattern)
         dataset = read_npz(place, bits=bits, **split)
@@ -294,14 +295,6 @@ def _listing(entry: Entry | None, place: Path, asked: _Asked) -> Listing:
 def _by_place(entry: Entry | None, place: Path) -> Listing:
     if entry is not None:
         return list_imagenette(place) if entry.name == "imagenette" else list_tiny_imagenet(place)
-    for known in CATALOGUE.values():
-        folders = {Path(folder).name for folder in known.folders} - {"raw"}
-        files = any((place / marker).is_file() for marker in known.markers)
-        if place.resolve().name in folders and files:
-            raise UserError(
-                f"{place} holds the files of '{known.name}': give the name {known.name} with "
-                f"--data-root {shlex.quote(str(place.parent))} instead of the folder."
-            )
     if not place.is_dir() or holds_shards(place):
         return list_shards(place)
     return list_folder(place)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from sfumato.data.catalogue import Entry
+from sfumato.data.catalogue import CATALOGUE, Entry
 from sfumato.errors import UserError
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
@@ -58,6 +58,31 @@ def find(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path | Non
             if os.path.isfile(archive):
                 return archive
     return None
+
+
+def recognised(folder: Path) -> tuple[Entry, Path] | None:
+    """The data set whose files a folder, or a folder in it, holds as its publisher names them.
+
+    So the root that torchvision was given is taken, and the folder that it made there. Sets of
+    image files are left to the readers of folders.
+
+    Raises:
+        UserError: If there are several.
+    """
+    place = folder.resolve()
+    found = [
+        (entry, where)
+        for entry in CATALOGUE.values()
+        for where in _candidates(place, entry.folders)
+        if any(os.path.isfile(where / marker) for marker in entry.markers)
+    ]
+    names = list(dict.fromkeys(entry.name for entry, _ in found))
+    if len(names) > 1:
+        raise UserError(
+            f"{folder} holds {' and '.join(names)}: give one of these names instead, with "
+            f"--data-root {shlex.quote(str(folder))}."
+        )
+    return found[0] if found else None
 
 
 def require(entry: Entry, root: str | os.PathLike[str] | None = None) -> Path:

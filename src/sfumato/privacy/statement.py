@@ -14,6 +14,9 @@ _SMALL = 1.0
 LARGE = 10.0
 """Above this, epsilon promises next to nothing by itself."""
 
+_NEXT_TO_NOTHING = 20.0
+"""Epsilon above which a guess is right with a probability of 1 - 2e-9 under the guarantee."""
+
 _MANY = 0.1
 """Above this, delta times the number of examples is too large."""
 
@@ -67,9 +70,16 @@ def filled(text: str) -> str:
 
 
 def upwards(epsilon: float, digits: int = 4, *, places: int | None = None) -> str:
-    """An epsilon to some digits or decimal places, rounded up, so that the stated bound holds."""
+    """An epsilon to some digits or decimal places, rounded up, so that the stated bound holds.
+
+    One too small for the decimal places has two digits: `2.7e-10`, never `0.000`.
+    """
+    if epsilon == 0:
+        return "0"
+    if places is not None and 0 < epsilon < 10.0**-places:
+        digits, places = 2, None
     form = f".{digits}g" if places is None else f".{places}f"
-    if not 0 < epsilon < math.inf:
+    if not epsilon < math.inf:
         return f"{epsilon:{form}}"
     exact = Decimal(epsilon)
     last = exact.adjusted() + 1 - digits if places is None else -places
@@ -192,6 +202,15 @@ def audit(found: AuditResult) -> str:
         "they leave in the weights is noise. Train once more without an audit."
     )
     return "\n\n".join(filled(part) for part in (f"{done} {bound}", verdict, after))
+
+
+def epsilon_warning(epsilon: float) -> str:
+    """A sentence on a budget that is too large to promise anything; empty for any other."""
+    if epsilon <= _NEXT_TO_NOTHING:
+        return ""
+    return (
+        f"Epsilon {epsilon:g} promises next to nothing: most published work has epsilon 10 or less."
+    )
 
 
 def downwards(epsilon: float) -> str:

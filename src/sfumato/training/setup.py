@@ -30,16 +30,13 @@ from sfumato.privacy.clipping import (
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.sampling import PoissonSampler
-from sfumato.privacy.statement import delta_warning
+from sfumato.privacy.statement import delta_warning, epsilon_warning
 from sfumato.recipe import Recipe
 from sfumato.settings import Augment, Privacy, Training
 from sfumato.training import schedules
 from sfumato.training.class_weights import check_class_weights
 from sfumato.training.initial import parameters
 from sfumato.training.initial.start import Donor
-
-_NEXT_TO_NOTHING = 20.0
-"""Epsilon above which a guess is right with a probability of 1 - 2e-9 under the guarantee."""
 
 
 @dataclass(frozen=True)
@@ -218,11 +215,8 @@ def check_methods(
         recipe.privacy.delta, dataset.train.examples, unit=recipe.data.unit
     ).replace("**", "")
     warnings: tuple[str, ...] = (warning,) if warning and recipe.privacy.enabled else ()
-    if recipe.privacy.enabled and recipe.privacy.epsilon > _NEXT_TO_NOTHING:
-        warnings += (
-            f"Epsilon {recipe.privacy.epsilon:g} promises next to nothing: most published work has "
-            "epsilon 10 or less.",
-        )
+    if recipe.privacy.enabled:
+        warnings += tuple(filter(None, [epsilon_warning(recipe.privacy.epsilon)]))
     if recipe.training.views > 1 and recipe.augment == Augment(padding=recipe.augment.padding):
         return (
             describe(recipe, plan, dataset),
