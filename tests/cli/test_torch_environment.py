@@ -5,27 +5,36 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 
 from sfumato import cli
 
-NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+NAMES = (
+    "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_LOGS",
+)  # fmt: skip
 SHOW = (
     "import sys, os, sfumato.cli; e = os.environ.get;"
-    "print('torch' in sys.modules, e('GOMP_SPINCOUNT'), e('PYTORCH_ALLOC_CONF'))"
+    "print('torch' in sys.modules, e('GOMP_SPINCOUNT'), e('PYTORCH_ALLOC_CONF'), e('TORCH_LOGS'))"
 )
+QUIET = "-dynamo,-inductor"
 GROWS = "expandable_segments:True"
 
 
 @pytest.mark.parametrize(
     ("own", "wanted"),
     [
-        ({}, f"False 1000 {GROWS}"),
-        ({"OMP_WAIT_POLICY": "active"}, f"False None {GROWS}"),
-        ({"GOMP_SPINCOUNT": "7"}, f"False 7 {GROWS}"),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "False 1000 max_split_size_mb:64"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "False 1000 None"),
+        ({}, f"False 1000 {GROWS} {QUIET}"),
+        ({"OMP_WAIT_POLICY": "active"}, f"False None {GROWS} {QUIET}"),
+        ({"GOMP_SPINCOUNT": "7"}, f"False 7 {GROWS} {QUIET}"),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"},
+            f"False 1000 max_split_size_mb:64 {QUIET}",
+        ),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, f"False 1000 None {QUIET}"),
+        ({"TORCH_LOGS": "recompiles"}, f"False 1000 {GROWS} recompiles"),
     ],
 )
 def test_the_command_says_so_before_pytorch_is_loaded(own: dict[str, str], wanted: str) -> None:
@@ -38,6 +47,24 @@ def test_the_command_says_so_before_pytorch_is_loaded(own: dict[str, str], wante
         check=True,
     )
     assert found.stdout.strip() == wanted
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_warnings_of_the_compiler_are_shown_on_request_alone(
+    monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    def warn() -> None:
+        for module in ("torch._inductor.ir", "torch._dynamo.utils", "torch.nn", "torch_inductor"):
+            warnings.warn_explicit(module, UserWarning, "file.py", 1, module=module)
+
+    monkeypatch.setattr("typer.main.get_command", lambda _: warn)
+    monkeypatch.setattr(sys, "warnoptions", ["default"] if asked else [])
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        cli.main()
+    compiler = ["torch._inductor.ir", "torch._dynamo.utils"] if asked else []
+    assert [str(one.message) for one in shown] == [*compiler, "torch.nn", "torch_inductor"]
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(

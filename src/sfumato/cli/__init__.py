@@ -7,6 +7,7 @@ import importlib
 import os
 import shlex
 import sys
+import warnings
 from typing import Any
 
 import typer
@@ -73,11 +74,20 @@ def _prepare_pytorch() -> None:
 
     Memory of a CUDA device is taken in segments that grow, so that what layers give back serves
     larger ones too, in captured graphs as well.
+
+    The compiler's loggers tell errors alone: its advice is for whoever writes the code.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    os.environ.setdefault("TORCH_LOGS", "-dynamo,-inductor")
+
+
+def _quiet_compiler() -> None:
+    """Ignore Python warnings of PyTorch's compiler, unless the user asked for warnings."""
+    if "PYTHONWARNINGS" not in os.environ and not sys.warnoptions:
+        warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor|functorch)\b")
 
 
 _prepare_pytorch()
@@ -103,6 +113,7 @@ def main() -> None:
 
     Ctrl-C is a line on stderr and exit status 130.
     """
+    _quiet_compiler()
     try:
         with loading():
             command = typer.main.get_command(app)

@@ -149,7 +149,7 @@ def _sparsity(found: Sequence[Analysis]) -> Iterator[RenderableType]:
                     lambda one, k=k, kind=kind: f"{100 * getattr(one.sparsity, kind)[k]:.2f} %",  # type: ignore[misc]
                 )
             )
-    yield _columns("Sparsity (l0^eps)", found, rows)
+    yield _columns("Sparsity: entries close to zero", found, rows)
 
 
 def _gradients(found: Sequence[Analysis]) -> Iterator[RenderableType]:

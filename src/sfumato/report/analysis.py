@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from sfumato.analysis.classification import Reliability
 from sfumato.analysis.overview import Analysis
@@ -154,9 +155,9 @@ def _activations(found: Sequence[Analysis], path: Path) -> None:
     rows = [(one, row) for one in found for row in _histograms(one)]
     course = [one for one in found if len(one.course.get("activations", ())) > 1]
     columns = max(len(row[1]) for _, row in rows)
-    height = 1.75 * len(rows) + (2.9 if course else 0) + 0.5
+    height = 2.0 * len(rows) + (2.9 if course else 0) + 0.5
     with style.figure(max(8.0, 2.5 * columns), height, path) as figure:
-        ratios = [1.75 * len(rows), 2.9] if course else None
+        ratios = [2.0 * len(rows), 2.9] if course else None
         parts: Any = figure.subfigures(2 if course else 1, 1, squeeze=False, height_ratios=ratios)
         panels = parts[0, 0].subplots(len(rows), columns, squeeze=False)
         for line, (one, (block, distributions)) in enumerate(rows):
@@ -167,7 +168,7 @@ def _activations(found: Sequence[Analysis], path: Path) -> None:
                     continue
                 _histogram(axes, *distributions[column])
             panels[line, 0].set_ylabel(
-                f"{shortened(one.run.folder.name, 16)}\n{shortened(block, 16)}",
+                f"{shortened(one.run.folder.name, 20)}\n{shortened(block, 20)}\nshare of values",
                 fontsize=8,
             )
         if course:
@@ -192,13 +193,11 @@ def _histograms(one: Analysis) -> list[tuple[str, list[tuple[str, Any]]]]:
 def _histogram(axes: Axes, name: str, d: Any) -> None:
     axes.stairs(d.counts / d.count, d.edges, fill=True, color=style.BLUE, alpha=0.75)
     axes.axvline(d.mean, color=style.RED, linewidth=1.0, linestyle="--")
-    axes.set_title(shortened(name, 26), fontsize=9)
-    axes.text(
-        0.98, 0.95, f"mean {d.mean:.2f}\nstd {d.std:.2f}\nskew {d.skewness:.2f}",
-        transform=axes.transAxes, ha="right", va="top", fontsize=7.5,
-        bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 1},
-    )  # fmt: skip
-    axes.set_yticks([])
+    # Above the bars, which may be highest anywhere.
+    numbers = f"mean {d.mean:.2f} · std {d.std:.2f} · skew {d.skewness:.2f}"
+    axes.set_title(f"{shortened(name, 26)}\n{numbers}", fontsize=7.5)
+    axes.yaxis.set_major_locator(MaxNLocator(3))
+    style.percent_axis(axes)
     axes.tick_params(labelsize=7.5)
     axes.grid(False)
 
@@ -218,6 +217,7 @@ def _norms(axes: Axes, found: Sequence[Analysis]) -> None:
                           linewidth=0)  # fmt: skip
     axes.set_title("l2 norm of an image's first activations over training (band: ± 1 std)")
     axes.set_xlabel("step")
+    axes.set_ylabel("l2 norm")
     axes.set_ylim(bottom=0)
     axes.legend()
 
@@ -237,15 +237,15 @@ def _sparsity(found: Sequence[Analysis], path: Path) -> None:
         panels[0].set_xscale("log")
         _log_axis(panels[0].xaxis)
         panels[0].set_title("At the end, by threshold")
-        panels[0].set_xlabel("eps")
-        panels[0].set_ylabel("entries of size ≤ eps")
+        panels[0].set_xlabel("threshold")
+        panels[0].set_ylabel("entries of at most this size")
         panels[0].legend()
         if course:
             _sparsity_course(panels[1], course)
         for axes in panels:
             axes.set_ylim(0, 1.02)
             style.percent_axis(axes)
-        _title(figure, found, "Sparsity (l0^eps)")
+        _title(figure, found, "Entries close to zero")
 
 
 def _sparsity_course(axes: Axes, found: Sequence[Analysis]) -> None:
@@ -258,7 +258,7 @@ def _sparsity_course(axes: Axes, found: Sequence[Analysis]) -> None:
         steps, look = [step for step, _ in points], _look(index)
         axes.plot(steps, [s.gradients[k] for _, s in points], **(look | {"linestyle": "-"}))
         axes.plot(steps, [s.parameters[k] for _, s in points], **(look | {"linestyle": "--"}))
-    axes.set_title(f"Over training, eps = {thresholds[k]:g}")
+    axes.set_title(f"Over training, threshold {thresholds[k]:g}")
     axes.set_xlabel("step (lines: gradient, dashes: parameters)")
 
 
