@@ -181,3 +181,12 @@ def test_another_network_for_data_of_your_own_does_not_start_from_this_ones_weig
 
 def test_whole_numbers_may_be_written_with_an_exponent() -> None:
     assert Recipe(name="x").replace({"training.steps": 1e3}).training.steps == 1000
+
+
+def test_the_smallest_file_of_the_page_on_recipes() -> None:
+    """It names data and network, and is complete."""
+    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    recipe = loads(text, where="scans.toml")
+    assert (recipe.data.name, recipe.model.name) == ("./scans", "tanh-cnn")
+    assert recipe.privacy.epsilon == 3 and "ε = 3" in page.partition("```toml\n")[0]

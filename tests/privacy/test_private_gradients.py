@@ -209,7 +209,7 @@ def test_a_failed_batch_adds_nothing(model: nn.Module) -> None:
         mechanism.accumulate(X, Y[:3])
     with pytest.raises(ValueError, match="weights"):
         mechanism.accumulate(X, Y, torch.ones(1))
-    with pytest.raises(Exception, match="out of bounds"):
+    with pytest.raises(UserError, match="a label 1"):
         mechanism.accumulate(X, Y + 10)
     assert mechanism.release().examples == 10
 

@@ -207,10 +207,10 @@ class PrivateGradients(Releases):
         self._sum.check_kind(by_unit=self.images > 1 or units is not None)
         if units is not None:
             return self._accumulate_units(x, y, weights, units)
+        check_targets(y, self.images)
         draw = self._sum.draw.after(self.sampler, y, weights)
         self.per_example.seeds = self._sum.draw.seeds(self.randomness, self.released, weights)
         own = weights.weights if isinstance(weights, PhysicalBatch) else weights
-        check_targets(y, self.images)
         self._add(self._gradients(x, y), y, own)
         self._sum.draw, self._sum.by_unit = draw, self.images > 1
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.checks.announcement import announced, on_stderr
+from sfumato.privacy.checks.batches import check_device, check_inputs, explained
 from sfumato.privacy.checks.compiled_pass import compiled_pass
 from sfumato.privacy.checks.engine_choice import choose_engine, holds_at_size
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
@@ -137,11 +138,14 @@ class PerExample:
 
     def __call__(self, x: Tensor, y: Tensor) -> Gradients | Fused:
         """Per-example gradients for `len(y)` examples of `views` rows each."""
-        _check_inputs(x, y, self.views)
-        parameters = self.trainable
-        examples = y.shape[0]
-        if examples == 0:
-            return _empty(x, parameters)
+        check_inputs(x, y, self.views)
+        if not len(y):
+            return _empty(x, self.trainable)
+        with explained(self.objective, x, y):
+            return self._gradients(x, y)
+
+    def _gradients(self, x: Tensor, y: Tensor) -> Gradients | Fused:
+        parameters, examples = self.trainable, y.shape[0]
         chosen = self._chosen(x, y, tuple(parameters))
         if chosen is None or self._is_wasteful(examples, chosen[1]):
             chosen = self._choose(x, y)
@@ -161,7 +165,7 @@ class PerExample:
 
     def at_once(self, x: Tensor, y: Tensor) -> int:
         """Number of examples of a batch to process at once: half of it, if that saves a check."""
-        _check_inputs(x, y, self.views)
+        check_inputs(x, y, self.views)
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
         most, examples = max(known, default=0), max(1, y.shape[0])
         halved = self.check and len(known) > 1 and most < examples <= 2 * most
@@ -178,8 +182,9 @@ class PerExample:
 
     def settle(self, x: Tensor, y: Tensor) -> None:
         """Choose and check the engine for batches like this one, unless that was done before."""
-        _check_inputs(x, y, self.views)
-        chosen = self._chosen(x, y, tuple(self.trainable)) or self._choose(x, y)
+        check_inputs(x, y, self.views)
+        with explained(self.objective, x, y):
+            chosen = self._chosen(x, y, tuple(self.trainable)) or self._choose(x, y)
         self.engine = chosen[0]
 
     def precision_for(self, x: Tensor) -> torch.dtype | None:
@@ -238,7 +243,7 @@ class PerExample:
         The first batch runs as it is. The next size has room for somewhat larger batches, so that
         few sizes have to be checked.
         """
-        _check_device(x, y, self.trainable)
+        check_device(x, y, self.trainable)
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
         size = _with_room(y.shape[0]) if known and self.check else y.shape[0]
         self._padding = self._used = 0
@@ -366,33 +371,6 @@ def _padded(x: Tensor, y: Tensor, size: int, views: int) -> tuple[Tensor, Tensor
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         padded = padded.contiguous(memory_format=torch.channels_last)
     return padded, torch.cat([y, y[more]])
-
-
-def _check_inputs(x: object, y: object, views: int) -> None:
-    """Raise a `UserError` for inputs that gradients cannot be taken of."""
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-        kinds = f"{type(x).__name__} and {type(y).__name__}"
-        raise UserError(f"Inputs and targets must be tensors, not {kinds}.")
-    if torch.is_inference_mode_enabled() or x.is_inference() or y.is_inference():
-        raise UserError(
-            "Gradients cannot be taken in torch.inference_mode, nor of tensors made in it."
-        )
-    if x.shape[0] != y.shape[0] * views:
-        raise ValueError(
-            f"{y.shape[0]} targets with {views} views each need {y.shape[0] * views} rows, not "
-            f"{x.shape[0]}"
-        )
-
-
-def _check_device(x: Tensor, y: Tensor, parameters: dict[str, nn.Parameter]) -> None:
-    """Refuse a batch that is not where the model is."""
-    places = {p.device for p in parameters.values()}
-    there = next(iter(places)) if len(places) == 1 else x.device
-    if {x.device, y.device} != {there}:
-        raise UserError(
-            f"The model is on {there}, the inputs on {x.device} and the targets on {y.device}: "
-            f"move them to one device, as in x.to('{there}')."
-        )
 
 
 __all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy"]

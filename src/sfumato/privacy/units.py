@@ -200,8 +200,10 @@ def check_targets(y: Tensor, images: int) -> None:
     """Refuse targets of single images where units of several are expected.
 
     Raises:
-        UserError: They are not `(units, images)`.
+        UserError: They are no tensor, or not `(units, images)`.
     """
+    if not isinstance(y, Tensor):
+        raise UserError(f"Targets must be a tensor, not a {type(y).__name__}.")
     if images > 1 and (y.dim() < 2 or y.shape[1] != images):
         raise UserError(
             f"Batches of units have targets of shape (units, {images}), not {tuple(y.shape)}: give "
@@ -210,6 +212,7 @@ def check_targets(y: Tensor, images: int) -> None:
 
 
 def _check(x: Tensor, y: Tensor, units: Tensor, weights: Tensor | None, views: int) -> None:
+    check_targets(y, 1)
     if not isinstance(units, Tensor) or units.is_floating_point() or units.is_complex():
         raise UserError("Units are whole numbers, from 0 to the number of units minus one.")
     wrong = units.shape != y.shape[:1] or x.shape[0] != y.shape[0] * views

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
 from sfumato.privacy.checks.agreement import rounding, tolerance
+from sfumato.privacy.checks.batches import check_inputs, explained
 from sfumato.privacy.checks.isolation import LOOSE
 from sfumato.privacy.checks.model_under_test import double_of, widened
 from sfumato.privacy.checks.random_inputs import random_rows
@@ -92,7 +93,8 @@ class SpotCheck:
         if not engine.check or not len(y):
             return engine(x, y)
         kinds = self._kinds()
-        found = _checked(engine, x, y, kinds) if kinds else engine(x, y)
+        with explained(engine.objective, x, y):
+            found = _checked(engine, x, y, kinds) if kinds else engine(x, y)
         # One example alone has no others that could reach it.
         self._begun = self._begun or len(y) > 1
         if len(y) > 1 or self._last is None:
@@ -133,7 +135,8 @@ class SpotCheck:
         Raises:
             UserError: One example reached another.
         """
-        with undisturbed(engine.model, engine.loss):
+        check_inputs(x, y, engine.views)
+        with explained(engine.objective, x, y), undisturbed(engine.model, engine.loss):
             _checked(engine, x.clone(), y, KINDS)
 
     def _kinds(self) -> tuple[str, ...]:
