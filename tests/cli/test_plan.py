@@ -14,8 +14,8 @@ import pytest
 from cli_result import Run, refused
 
 from sfumato import recipes
-from sfumato.cli.plan import default_batches
 from sfumato.privacy.accounting.accountants import Step, epsilon
+from sfumato.privacy.accounting.plan_grid import default_batches
 from sfumato.recipe import differences
 
 SMALL = ("--examples", "2000", "--batch", "50", "--batch", "200", "--steps", "20", "--steps", "80")
@@ -74,6 +74,23 @@ def test_mistakes_are_sentences(run: Run, args: list[str], words: str) -> None:
     refused(run(*args), words)
 
 
+def test_a_recipe_states_the_budget_and_its_data_the_number_of_examples(run: Run) -> None:
+    words = 'extends = "digits"\n[privacy]\nepsilon = 2.0\naccountant = "rdp"\n[training]\n'
+    Path("mine.toml").write_text(f"{words}batch = 100\nsteps = 8\nviews = 2\n", encoding="utf-8")
+    grid = json.loads(run("mine.toml", "--json")[1])
+    assert [(c["batch"], c["steps"]) for c in grid] == list(
+        itertools.product((50, 100, 200), (4, 8, 16))
+    )
+    for c in grid:
+        step = Step(c["batch"] / 1438, c["noise_multiplier"], c["steps"])
+        assert 1.98 < epsilon([step], delta=1e-5, accountant="rdp") <= 2
+        assert c["views"] == 2 * c["batch"] * c["steps"]
+    (own,) = json.loads(run("mine.toml", "--epsilon", "4", "--steps", "9", "--batch", "7",
+                            "--examples", "500", "--json")[1])  # fmt: skip
+    assert (own["batch"], own["steps"], own["epochs"]) == (7, 9, 7 * 9 / 500)
+    refused(run("images"), "images of your own", "--examples")
+
+
 def test_minutes_follow_from_speed_gpus_and_bytes(run: Run) -> None:
     many = ("--views", "8", "--gpus", "4", "--speed", "100", "--parameters", "1000000")
     words = ("--epsilon", "2", *SMALL, *many, "--bandwidth", "0.001", "--accountant", "rdp")
@@ -93,7 +110,7 @@ def test_default_batches_suit_the_data() -> None:
 
 def test_planning_does_not_load_torch() -> None:
     code = (
-        "import sys; from sfumato.cli.plan import choice; "
+        "import sys; from sfumato.privacy.accounting.plan_grid import choice; "
         "choice(10, 5, 100, epsilon=1.0, delta=1e-3, accountant='rdp'); "
         "assert 'torch' not in sys.modules"
     )

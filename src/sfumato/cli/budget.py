@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.accounting.selection import Selection
 
 TRAINING_EXAMPLES = {
-    "digits": 1437,
+    "digits": 1438,
     "mnist": 60_000,
     "fashion-mnist": 60_000,
     "cifar10": 50_000,

@@ -6,7 +6,6 @@ less in noise but cost more views. This shows both sides for a grid, before anyt
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sfumato.cli.plan_picture import Choice, draw, short
+from sfumato.cli.plan_picture import draw, short
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.distributed.cost import Cost
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
-    from sfumato.privacy.accounting.accountants import AccountantName
+    from sfumato.privacy.accounting.plan_grid import Choice
 
 STEPS = (250, 500, 1000, 2000)
 
@@ -31,37 +30,54 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    epsilon: float = typer.Option(..., help="Privacy budget."),
-    delta: float = typer.Option(1e-5, help="Less than 1 / number of training examples."),
+    recipe: str = typer.Argument(
+        None, help="A recipe of images that can be read: its budget, batch and steps, and others."
+    ),
+    epsilon: float = typer.Option(None, help="Privacy budget; the recipe's if there is one."),
+    delta: float = typer.Option(
+        None, help="Less than 1 / number of training examples; the recipe's, or 1e-5."
+    ),
     data: str = typer.Option(None, help="A known data set, such as cifar10."),
     examples: int = typer.Option(None, help="Instead of --data: number of training examples."),
     batch: list[int] = typer.Option(
         [], help="Expected batches to compare; four powers of two if not given."
     ),
     steps: list[int] = typer.Option([], help="Numbers of steps to compare; 250 to 2000."),
-    views: int = typer.Option(1, help="Views per example, for the cost."),
+    views: int = typer.Option(None, help="Views per example, for the cost; the recipe's, or 1."),
     gpus: int = typer.Option(1, help="Number of GPUs that share the work, for the minutes."),
     speed: float = typer.Option(None, help="Views per second on one GPU, as bench measures."),
     parameters: int = typer.Option(0, help="Trained parameters, which GPUs send to each other."),
     bandwidth: float = typer.Option(10.0, help="Gigabytes per second that a GPU sends."),
-    accountant: str = typer.Option("pld", help="pld (tight) or rdp (as in most papers)."),
+    accountant: str = typer.Option(
+        None, help="pld (tight) or rdp (as in most papers); the recipe's, or pld."
+    ),
     plot: Path = typer.Option(None, help="Draw the grid into this new PNG file."),
     json: bool = typer.Option(False, "--json", help="Print the grid as JSON."),
 ) -> None:
     """Compare batches and numbers of steps that spend the same privacy budget.
 
-    For example `sfumato plan --epsilon 3 --data cifar10`. Read it from right to left: what can you
-    pay in views, and which row has the largest signal-to-noise for it?
+    For example `sfumato plan --epsilon 3 --data cifar10`, or `sfumato plan recipe.toml`. Read it
+    from right to left: what can you pay in views, and which row has the largest signal-to-noise for
+    it?
     """
     from sfumato.cli.budget import _accountant, _examples
     from sfumato.cli.budget_picture import check_new
+    from sfumato.cli.plan_recipe import Known, of_recipe
     from sfumato.privacy.accounting.budget import check_delta, check_epsilon
+    from sfumato.privacy.accounting.plan_grid import choice, default_batches
 
-    name, n = _accountant(accountant), _examples(examples, data)
+    n = _examples(examples, data) if recipe is None or examples or data else None
+    known = of_recipe(recipe, n) if recipe is not None else Known(n or 0)
+    n, name = known.examples, _accountant(accountant or known.accountant)
+    epsilon = known.epsilon if epsilon is None else epsilon
+    delta = known.delta if delta is None else delta
+    views = known.views if views is None else views
+    batches = sorted(set(batch)) or known.batches or default_batches(n)
+    counts = sorted(set(steps)) or known.steps or list(STEPS)
+    if epsilon is None:
+        raise UserError("Give the privacy budget, as in --epsilon 3, or a recipe that states it.")
     check_epsilon(epsilon)
     check_delta(delta, n)
-    batches = sorted(set(batch)) or default_batches(n)
-    counts = sorted(set(steps)) or list(STEPS)
     _check(batches, counts, views, n)
     cost = _cost(gpus, speed, parameters, bandwidth)
     if plot is not None:
@@ -88,41 +104,6 @@ def plan(
         _print_table(found, f"ε = {epsilon:g}, δ = {delta:g}, N = {n}, by {name.upper()}")
         if plot is not None:
             echo(f"Picture: {plot}")
-
-
-def default_batches(examples: int) -> list[int]:
-    """Up to four powers of two, the largest at most a quarter of the training set."""
-    top = max(0, math.floor(math.log2(max(1, examples / 4))))
-    return [2**k for k in range(max(0, top - 3), top + 1)]
-
-
-def choice(
-    batch: int,
-    steps: int,
-    examples: int,
-    *,
-    epsilon: float,
-    delta: float,
-    views: int = 1,
-    accountant: AccountantName = "pld",
-) -> Choice:
-    """A batch and a number of steps under a budget, with their noise and signal-to-noise."""
-    from sfumato.privacy.accounting.budget import noise_multiplier_for
-
-    q = batch / examples
-    sigma = noise_multiplier_for(
-        epsilon=epsilon, delta=delta, q=q, steps=steps, accountant=accountant
-    )
-    return Choice(
-        batch=batch,
-        steps=steps,
-        epochs=steps * q,
-        noise_multiplier=sigma,
-        effective_noise=sigma / batch,
-        signal_to_noise=batch / sigma,
-        signal_to_noise_run=batch * math.sqrt(steps) / sigma,
-        views=batch * steps * views,
-    )
 
 
 def _check(batches: Sequence[int], counts: Sequence[int], views: int, examples: int) -> None:

@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sfumato.errors import UserError
 
-
-@dataclass(frozen=True)
-class Choice:
-    """One place in the grid.
-
-    Attributes:
-        batch: Expected batch B.
-        steps: Number of steps T.
-        epochs: Passes over the training set.
-        noise_multiplier: Sigma, solved for from the budget.
-        effective_noise: Sigma / B, the noise on the mean gradient in units of C.
-        signal_to_noise: B / sigma, of one step.
-        signal_to_noise_run: B √T / sigma, of the sum of all steps if they all pointed one way.
-        views: Views to process: B T K.
-        minutes: Estimated time of training, if the speed is known.
-    """
-
-    batch: int
-    steps: int
-    epochs: float
-    noise_multiplier: float
-    effective_noise: float
-    signal_to_noise: float
-    signal_to_noise_run: float
-    views: int
-    minutes: float | None = None
+if TYPE_CHECKING:
+    from sfumato.privacy.accounting.plan_grid import Choice
 
 
 def draw(path: Path, found: Sequence[Choice], *, title: str) -> None:
