@@ -37,6 +37,7 @@ BELOW = {
     "reproduce": {
         "run", "analysis", "training", "privacy", "data", "charts", "recipe", "recipes", "starts",
     },
+    "guide": {"training", "privacy", "data", "recipe", "recipes", "settings"},
     "api": {"run", "training", "models", "data", "recipe", "recipes", "distributed"},
     "bench": {"training", "privacy", "models", "data", "charts", "recipe"},
 }  # fmt: skip

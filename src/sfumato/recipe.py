@@ -53,7 +53,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The complete recipe as a TOML file, each setting with its meaning."""
-        lines = [f"{key} = {_toml(getattr(self, key))}" for key in ("name", "about")]
+        lines = [f"{key} = {toml_value(getattr(self, key))}" for key in ("name", "about")]
         for section in _SECTIONS:
             part = getattr(self, section)
             lines += ["", f"# {part.__doc__}", f"[{section}]"]
@@ -63,11 +63,11 @@ class Recipe:
                 if isinstance(value, dict):
                     options = value
                     continue
-                text = f"# {f.name} =" if value is None else f"{f.name} = {_toml(value)}"
+                text = f"# {f.name} =" if value is None else f"{f.name} = {toml_value(value)}"
                 lines.append(f"{text:<30}  # {f.metadata['help']}")
             if options:
                 lines += ["", f"[{section}.options]"]
-                lines += [f"{key} = {_toml(value)}" for key, value in options.items()]
+                lines += [f"{key} = {toml_value(value)}" for key, value in options.items()]
         return "\n".join(lines) + "\n"
 
     def changed(self) -> dict[str, Any]:
@@ -159,19 +159,18 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     return both
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+def toml_value(value: Any) -> str:
+    """A plain value as TOML writes it."""
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def setting_text(value: Any) -> str:
     """A value in the form that `SECTION.NAME=VALUE` takes."""
-    return value if isinstance(value, str) else _toml(value)
+    return value if isinstance(value, str) else toml_value(value)
 
 
 def setting_names() -> list[str]:

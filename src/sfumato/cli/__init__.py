@@ -20,9 +20,9 @@ from sfumato.interrupted_import import loading
 from sfumato.memory import out_of_memory
 
 VERBS = (
-    "train", "pretrain", "tune", "evaluate", "predict", "report", "card", "export", "analyze",
-    "budget", "plan", "verify", "audit", "sign", "recipes", "models", "data", "reproduce",
-    "bench",
+    "init", "train", "pretrain", "tune", "evaluate", "predict", "report", "card", "export",
+    "analyze", "budget", "plan", "verify", "audit", "sign", "recipes", "models", "data",
+    "reproduce", "bench",
 )  # fmt: skip
 
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from sfumato.cli.terminal import Terminal, echo
+from sfumato.cli.terminal import echo
 from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN, columns_of
-
-if TYPE_CHECKING:
-    from sfumato.data import Dataset
-
-_LONGEST_CLASS_TABLE = 30
 
 _ROOT = typer.Option(None, "--data-root", help="Look here first for a named data set.")
 
@@ -79,6 +73,7 @@ def show(
     picture: Path | None = typer.Option(None, help="Write a sheet of samples to this new .png."),
 ) -> None:
     """Show what a data set holds: images per class, size, fingerprint, a sheet of samples."""
+    from sfumato.cli.describe_data import describe
     from sfumato.data import load
     from sfumato.data.catalogue import DRAWN
     from sfumato.data.sample_sheet import check_new_png, save_sheet
@@ -106,7 +101,7 @@ def show(
         cache=cache,
     )
     dataset = with_unit(whole, unit)
-    _describe(dataset, unit)
+    describe(dataset, unit)
     if picture is not None:
         save_sheet(dataset, picture)
         echo(f"Samples: {picture}")
@@ -125,43 +120,6 @@ def _show_drawn(channels: int, picture: Path | None) -> None:
     if picture is not None:
         save_sheet(samples(channels=channels), picture)
         echo(f"Samples: {picture}")
-
-
-def _describe(dataset: Dataset, unit: str) -> None:
-    import numpy as np
-    from rich.table import Table
-
-    parts = dataset.parts()
-    echo(f"{dataset.name}, from {dataset.source}")
-    counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items())
-    echo(f"Images: {counts}")
-    if dataset.train.units is not None:
-        counts = ", ".join(f"{part.examples:,} {name}" for name, part in parts.items())
-        echo(f"Units of privacy ({unit}): {counts}")
-    height, width = dataset.size
-    kind = dataset.train.images.dtype.name
-    echo(f"Size: {dataset.channels}×{height}×{width} (channels×height×width), {kind}")
-    echo(f"Normalisation (constants): mean {dataset.mean}, deviation {dataset.std}")
-    echo(f"Fingerprint of train: {dataset.fingerprint()}")
-    for note in dataset.notes:
-        echo(f"Note: {note}")
-    if dataset.skipped:
-        echo(f"Skipped as unreadable: {len(dataset.skipped)}")
-        for path in dataset.skipped:
-            echo(f"  {path}")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("class")
-    for name in parts:
-        table.add_column(name, justify="right", no_wrap=True)
-    classes = len(dataset.classes)
-    per_class = [np.bincount(part.labels, minlength=classes) for part in parts.values()]
-    for label, name in enumerate(dataset.classes[:_LONGEST_CLASS_TABLE]):
-        table.add_row(name, *(f"{count[label]:,}" for count in per_class))
-    echo()
-    Terminal().print(table)
-    if classes > _LONGEST_CLASS_TABLE:
-        low, high = per_class[0].min(), per_class[0].max()
-        echo(f"… {classes} classes in all, with {low:,} to {high:,} training images each.")
 
 
 def forget() -> None:

@@ -1,0 +1,97 @@
+"""Accuracies that we measured with few images, and what they let one expect of another number.
+
+Each number is of one run with seed 0, delta = 1e-5 and PLD, with an eighth of the images as the
+expected batch, tested on 2000 other training images of the same set (docs/initialisation.md, the
+tables of dead leaves and of wavelets; 2026-11-16). A point more or less is chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Curve = Mapping[int, float]
+"""Accuracy by number of training images."""
+
+CIFAR10 = "CIFAR-10"
+FASHION = "Fashion-MNIST"
+
+MEASURED: Mapping[tuple[str, str, float], Curve] = {
+    ("images", CIFAR10, 3.0): {1000: 0.300, 5000: 0.575, 20_000: 0.711},
+    ("images", CIFAR10, 8.0): {1000: 0.428, 5000: 0.658, 20_000: 0.745},
+    ("last-layer", CIFAR10, 3.0): {1000: 0.364, 5000: 0.506},
+    ("wavelets", CIFAR10, 3.0): {1000: 0.268, 5000: 0.508},
+    ("last-layer", FASHION, 3.0): {1000: 0.680, 5000: 0.774},
+    ("wavelets", FASHION, 3.0): {1000: 0.744, 5000: 0.852},
+}
+"""Curves by recipe, data set and epsilon."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """An accuracy that was measured elsewhere, between or at the end of measured numbers of images.
+
+    Attributes:
+        accuracy: Interpolated over the logarithm of the number of images.
+        data: The data set of the curve.
+        epsilon: The budget of the curve.
+        images: The number of images that it is for, within the measured range.
+        asked: The number of images that was asked for.
+    """
+
+    accuracy: float
+    data: str
+    epsilon: float
+    images: int
+    asked: int
+
+    @property
+    def words(self) -> str:
+        """The accuracy with what it was measured on, as a sentence."""
+        found = (
+            f"Our curve of {self.data} (ten classes, epsilon {self.epsilon:g}) has about "
+            f"{100 * self.accuracy:.0f} % at {self.images:,} training images"
+        )
+        if self.asked != self.images:
+            other = "less" if self.asked < self.images else "more"
+            found += f", where it ends: expect {other} with {self.asked:,}"
+        return f"{found}. Yours may be easier or harder: this is no promise."
+
+
+def expected_accuracy(
+    recipe: str, examples: int, epsilon: float, *, grey: bool
+) -> Expectation | None:
+    """The accuracy that a general recipe had with this many examples of another data set.
+
+    The curve is that of the highest measured epsilon that is not above `epsilon`, else of the
+    lowest; of Fashion-MNIST for grey images, if the recipe was measured there, else of CIFAR-10.
+
+    Args:
+        recipe: Name of the recipe.
+        examples: Number of training examples: images, or units of several images.
+        epsilon: The budget.
+        grey: Whether images have one channel.
+
+    Returns:
+        The accuracy, or None if the recipe was not measured so.
+    """
+    for data in (FASHION, CIFAR10) if grey else (CIFAR10,):
+        curves = {e: c for (name, of, e), c in MEASURED.items() if (name, of) == (recipe, data)}
+        if curves:
+            budget = max((e for e in curves if e <= epsilon), default=min(curves))
+            curve = curves[budget]
+            images = min(max(examples, min(curve)), max(curve))
+            return Expectation(interpolated(curve, images), data, budget, images, examples)
+    return None
+
+
+def interpolated(curve: Curve, images: int) -> float:
+    """The accuracy at a number of images within a curve, linear in its logarithm."""
+    known = sorted(curve)
+    high = next(n for n in known if n >= images)
+    low = max((n for n in known if n <= images), default=high)
+    if low == high:
+        return curve[low]
+    share = math.log(images / low) / math.log(high / low)
+    return curve[low] + share * (curve[high] - curve[low])

@@ -1,0 +1,53 @@
+"""What is expected of a number of images: the measured points, and between them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from sfumato.guide.measured import CIFAR10, FASHION, MEASURED, expected_accuracy, interpolated
+
+PAGE = Path(__file__).parents[2] / "docs" / "initialisation.md"
+
+
+@pytest.mark.parametrize(("recipe", "data", "epsilon"), list(MEASURED))
+def test_measured_points_are_those_of_the_page(recipe: str, data: str, epsilon: float) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for images, accuracy in MEASURED[recipe, data, epsilon].items():
+        number = f"{100 * accuracy:.1f} %"
+        if recipe == "images":
+            row = f"| {images:,} | {epsilon:g} |".replace(",", " ")
+        else:
+            row = f"| {images} images of {data} |"
+        line = next(line for line in page.splitlines() if line.startswith(row))
+        assert number in line
+
+
+def test_between_points_the_curve_is_linear_in_the_logarithm() -> None:
+    curve = {1000: 0.3, 4000: 0.5, 16_000: 0.6}
+    assert [interpolated(curve, n) for n in curve] == list(curve.values())
+    assert interpolated(curve, 2000) == pytest.approx(0.4)
+    assert interpolated(curve, 8000) == pytest.approx(0.55)
+
+
+def test_a_curve_ends_where_nothing_was_measured() -> None:
+    few = expected_accuracy("images", 92, 8.0, grey=False)
+    assert few is not None
+    assert (few.accuracy, few.images, few.epsilon, few.data) == (0.428, 1000, 8.0, CIFAR10)
+    assert "expect less with 92" in few.words and "no promise" in few.words
+    many = expected_accuracy("images", 60_000, 5.0, grey=False)
+    assert many is not None and (many.accuracy, many.epsilon) == (0.711, 3.0)
+    assert "20,000" in many.words and "expect more" in many.words
+    within = expected_accuracy("images", 20_000, 3.0, grey=False)
+    assert within is not None and "71 % at 20,000" in within.words and "expect" not in within.words
+
+
+def test_grey_images_have_the_curve_of_grey_images() -> None:
+    grey = expected_accuracy("wavelets", 1000, 1.0, grey=True)
+    assert grey is not None and (grey.data, grey.accuracy, grey.epsilon) == (FASHION, 0.744, 3.0)
+    whole = expected_accuracy("images", 1000, 3.0, grey=True)
+    assert whole is not None and whole.data == CIFAR10
+    assert expected_accuracy("from-scratch", 1000, 3.0, grey=True) is None
+    assert math.isclose(sum(MEASURED["images", CIFAR10, 3.0].values()), 1.586)
