@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         probabilities,
     )
     from sfumato.analysis.intervals import Intervals
+    from sfumato.analysis.kept_temperature import keep_temperature
     from sfumato.analysis.membership_inference import Membership, membership
     from sfumato.analysis.overview import Analysis, Effort, analyze
     from sfumato.analysis.run_access import draw_images, mechanism, part_of
@@ -101,6 +102,7 @@ __all__ = [
     "exact_spectrum",
     "fit_temperature",
     "gradient_norms",
+    "keep_temperature",
     "l0_eps",
     "lanczos",
     "log_odds",
@@ -146,6 +148,7 @@ __getattr__, __dir__ = lazy(
             "Prediction", "logits", "predict_arrays", "predict_files", "probabilities",
         ),
         "intervals": ("Intervals",),
+        "kept_temperature": ("keep_temperature",),
         "membership_inference": ("Membership", "membership"),
         "overview": ("Analysis", "Effort", "analyze"),
         "run_access": ("draw_images", "mechanism", "part_of"),

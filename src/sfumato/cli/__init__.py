@@ -20,8 +20,8 @@ from sfumato.interrupted_import import loading
 from sfumato.memory import out_of_memory
 
 VERBS = (
-    "init", "train", "pretrain", "tune", "evaluate", "predict", "report", "card", "export",
-    "analyze", "budget", "plan", "verify", "audit", "sign", "recipes", "models", "data",
+    "init", "train", "pretrain", "tune", "evaluate", "calibrate", "predict", "report", "card",
+    "export", "analyze", "budget", "plan", "verify", "audit", "sign", "recipes", "models", "data",
     "reproduce", "bench",
 )  # fmt: skip
 

@@ -65,6 +65,7 @@ def evaluate(
     ),
 ) -> None:
     """Evaluate a trained model: accuracy, AUROC, calibration, confusion matrix, each class."""
+    from sfumato.cli.run_images import images_for
     from sfumato.discrimination import check_specificity
     from sfumato.training.classifier import load
     from sfumato.training.devices import pick_device
@@ -77,57 +78,27 @@ def evaluate(
         )
     classifier = load(run, device=pick_device(device), trust_code=trust_code)
     folder = _output_folder(out or (run if run.is_dir() else run.parent))
-    dataset = _dataset(run, classifier.description, data, data_root, skip_unreadable)
+    dataset = images_for(run, classifier.description, data, data_root, skip_unreadable)
     for remark in _remarks(dataset, data, split):
         echo(remark, err=True)
     evaluation = _evaluated(
         classifier, dataset, split, specificity=specificity, resamples=resamples, unit=_unit(run)
     )
     warning = _warning(classifier.description, split, own=data is None)
-    content = _content(run, classifier.description, dataset, split, evaluation, warning)
+    content = _content(run, classifier, dataset, split, evaluation, warning)
     title = f"{classifier.description.model} on {dataset.name}, {split.value}"
     if as_json:
         echo(json.dumps(content, indent=2))
     else:
         _show(evaluation, title)
+    if classifier.temperature is not None:
+        echo(classifier.temperature.sentence, err=as_json)
     if warning:
         echo(warning, err=True)
     if warning and data is None:
         title += " (not covered by the privacy guarantee)"
     for path in _write(folder, content, evaluation, title):
         echo(f"Written: {path}", err=as_json)
-
-
-def _dataset(
-    run: Path,
-    description: Description,
-    data: str | None,
-    root: Path | None,
-    skip_unreadable: bool,
-) -> Dataset:
-    """The data asked for, as the model takes it; the run's own exactly as it was in training."""
-    from sfumato import recipes
-    from sfumato.recipe import Recipe
-    from sfumato.training.recipe_data import images_of
-    from sfumato.training.run_folder import RECIPE
-
-    stated = run.is_dir() and (run / RECIPE).is_file()
-    if data is None and not stated:
-        raise UserError(
-            f"{run} does not say which data it was trained on (there is no {RECIPE} with it): give "
-            "--data."
-        )
-    plain = Recipe().replace({"data.bits": description.bits})
-    recipe = recipes.of_run(run) if stated else plain
-    shape = description.channels, *description.size
-    dataset = images_of(recipe, data=data, root=root, shape=shape, skip_unreadable=skip_unreadable)
-    if (dataset.channels, *dataset.size) != shape:
-        raise UserError(
-            f"The images of '{dataset.name}' are {_shape(dataset.channels, *dataset.size)} "
-            f"(channels × height × width), but the model was trained on {_shape(*shape)}: this is "
-            "not the data of the run. Other data is given with --data."
-        )
-    return dataset
 
 
 def _unit(run: Path) -> str:
@@ -205,7 +176,7 @@ def _warning(description: Description, split: Split, *, own: bool) -> str:
 
 def _content(
     run: Path,
-    description: Description,
+    classifier: Classifier,
     dataset: Dataset,
     split: Split,
     evaluation: Evaluation,
@@ -213,6 +184,7 @@ def _content(
 ) -> dict[str, Any]:
     from sfumato import version
 
+    description = classifier.description
     content: dict[str, Any] = {
         "sfumato": version.of(),
         "run": str(run),
@@ -221,6 +193,8 @@ def _content(
         "split": split.value,
         "guarantee": description.guarantee,
     }
+    if classifier.temperature is not None:
+        content["temperature"] = classifier.temperature.value
     if warning:
         content["warning"] = warning
     return content | evaluation.to_dict()
@@ -321,7 +295,3 @@ def _show(evaluation: Evaluation, title: str) -> None:
     console.print()
     for note in told.notes(e):
         console.print(Text(note))
-
-
-def _shape(channels: int, height: int, width: int) -> str:
-    return f"{channels}×{height}×{width}"

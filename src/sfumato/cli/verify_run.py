@@ -9,12 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sfumato.errors import UserError
 from sfumato.privacy import chapters
 from sfumato.privacy.statement import upwards
 from sfumato.report.privacy import steps
 from sfumato.report.runs import gather
 from sfumato.run import Run
 from sfumato.training.run_folder import GUARANTEE
+from sfumato.training.temperature import FILE
 
 _UNSIGNED = (
     "Consistent does not mean genuine: whoever can write to the folder can write a consistent "
@@ -45,6 +47,8 @@ def show(folder: Path, console: Console, key: Path | None = None) -> None:
         table.add_row(f"ε by {chapters.ACCOUNTANTS[name]}", f"{found}, confirmed by the ledger")
     table.add_row("guarantee", _guarantee(run))
     table.add_row("weights", _weights(folder, bool(run.problems)))
+    if (folder / FILE).is_file():
+        table.add_row("temperature", _temperature(folder, problems))
     if key is not None:
         table.add_row("signature", _signature(folder, key, problems))
     console.print(Text(f"{folder}\n", style="bold"))
@@ -74,6 +78,18 @@ def _guarantee(run: Run) -> str:
     if not run.finished:
         return "not written yet"
     return f"of an older version, which wrote no {GUARANTEE}: it is derived from the ledger"
+
+
+def _temperature(folder: Path, problems: list[str]) -> str:
+    from sfumato.training.classifier import read_temperature
+
+    try:
+        found = read_temperature(folder)
+    except UserError as error:
+        problems.append(str(error))
+        return "–"
+    assert found is not None
+    return f"{found.value:g}, fitted on {found.fitted_on}; neither covered by ε nor signed"
 
 
 def _signature(folder: Path, key: Path, problems: list[str]) -> str:

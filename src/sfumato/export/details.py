@@ -7,6 +7,7 @@ from typing import Any
 from sfumato import version
 from sfumato.export.program import INPUT, OUTPUT
 from sfumato.training.classifier import Description
+from sfumato.training.temperature import Temperature
 
 _GUARANTEE = ("private", "epsilon", "delta", "unit")
 
@@ -16,8 +17,20 @@ def guarantee_of(description: Description) -> dict[str, Any]:
     return {key: description.guarantee[key] for key in _GUARANTEE if key in description.guarantee}
 
 
+def temperature_of(temperature: Temperature | None) -> dict[str, Any]:
+    """The words of a file on the temperature inside it; none if there is none."""
+    if temperature is None:
+        return {}
+    return {"temperature": {"value": temperature.value, "about": temperature.sentence}}
+
+
 def details(
-    description: Description, *, format: str, opset: int | None, statement: str | None
+    description: Description,
+    *,
+    format: str,
+    opset: int | None,
+    statement: str | None,
+    temperature: Temperature | None = None,
 ) -> dict[str, Any]:
     """Plain values for the JSON in a file; docs/export.md lists them.
 
@@ -26,6 +39,7 @@ def details(
         format: The name of the file's format.
         opset: Of an ONNX file.
         statement: SHA-256 of the run's statement, if it is known.
+        temperature: The temperature, if there is one.
     """
     d = description
     content: dict[str, Any] = {"sfumato": version.of(), "format": format}
@@ -47,6 +61,7 @@ def details(
             "shape": ["batch", len(d.classes)],
             "kind": "softmax",
             "views": d.test_views,
+            **temperature_of(temperature),
         },
         "guarantee": guarantee_of(d),
         "statement_sha256": statement,

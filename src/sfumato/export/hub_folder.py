@@ -1,7 +1,8 @@
 """A trained model as a folder in the form of the Hugging Face Hub.
 
-It holds `model.safetensors` as the run has it, `config.json`, the model card as `README.md`, and
-`statement.md`. `sfumato.load` reads the folder, and `safetensors` alone its tensors.
+It holds `model.safetensors` as the run has it, `config.json`, the model card as `README.md`,
+`statement.md` and, if there is one, the temperature. `sfumato.load` reads the folder, and
+`safetensors` alone its tensors.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any
 
 from sfumato import version
 from sfumato.errors import UserError
-from sfumato.export.details import guarantee_of
+from sfumato.export.details import guarantee_of, temperature_of
 from sfumato.export.model_file import checked_run
 from sfumato.models import Code
 from sfumato.report.card import card
 from sfumato.report.measure import measure
-from sfumato.training.classifier import Description, check_head, load, statement_of
+from sfumato.training import temperature
+from sfumato.training.classifier import Classifier, check_head, load, statement_of
 from sfumato.training.run_folder import STATEMENT, WEIGHTS
 
 CONFIG = "config.json"
@@ -72,8 +74,8 @@ def write_folder(
     """
     source, out, trusted = Path(source), Path(out), tuple(trust_code)
     check_folder(out)
-    description = load(source, trust_code=trusted).description
-    check_head(source, description)
+    classifier = load(source, trust_code=trusted)
+    check_head(source, classifier.description)
     run = checked_run(source, data=data, root=root, trust_code=trusted)
     if run is None or not run.finished:
         raise UserError(
@@ -83,9 +85,10 @@ def write_folder(
     (measured,) = measure([run], data=data, root=root, trust_code=trusted)
     made = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}."))
     try:
-        for name in (WEIGHTS, STATEMENT):
+        kept = (temperature.FILE,) if classifier.temperature else ()
+        for name in (WEIGHTS, STATEMENT, *kept):
             shutil.copyfile(source / name, made / name)
-        config = json.dumps(_config(description, statement_of(source)), indent=2)
+        config = json.dumps(_config(classifier, statement_of(source)), indent=2)
         (made / CONFIG).write_text(f"{config}\n", encoding="utf-8")
         (made / CARD).write_text(card(run, measured), encoding="utf-8", errors="replace")
         load(made, trust_code=trusted)
@@ -99,9 +102,9 @@ def write_folder(
     return out, measured.missing
 
 
-def _config(description: Description, statement: str | None) -> dict[str, Any]:
-    """The content of `config.json`, from which the Hub and `sfumato.load` know the model."""
-    d = description
+def _config(classifier: Classifier, statement: str | None) -> dict[str, Any]:
+    """The content of `config.json`, from which the Hub knows the model."""
+    d = classifier.description
     return {
         "library_name": "sfumato",
         "model_type": "sfumato",
@@ -115,6 +118,7 @@ def _config(description: Description, statement: str | None) -> dict[str, Any]:
         "image_mean": list(d.mean),
         "image_std": list(d.std),
         "test_views": d.test_views,
+        **temperature_of(classifier.temperature),
         "guarantee": guarantee_of(d),
         "statement_sha256": statement,
         "sfumato_version": version.of(),

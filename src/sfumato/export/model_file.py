@@ -61,8 +61,9 @@ def write(
     any number of images. It is written only if its probabilities are those of PyTorch, on 100
     images: test images of the run where they can be read, otherwise random ones.
 
-    *Guarantee:* The file depends on the released weights and their description alone. It states the
-    guarantee of the weights; where a run's files contradict each other, nothing is written.
+    *Guarantee:* The file depends on the released weights, their description and the temperature
+    that is kept with them alone. It states the guarantee of the weights; where a run's files
+    contradict each other, nothing is written.
 
     Args:
         source: A finished run folder, or a weights file.
@@ -148,7 +149,9 @@ def _content(
     classifier: Classifier, format: Format, opset: int | None, statement: str | None
 ) -> bytes:
     d = classifier.description
-    about = details(d, format=format.name, opset=opset, statement=statement)
+    about = details(
+        d, format=format.name, opset=opset, statement=statement, temperature=classifier.temperature
+    )
     example = torch.rand(_EXAMPLE, d.channels, *d.size, generator=torch.Generator().manual_seed(1))
     try:
         return format.write(Program(classifier), example, json.dumps(about), opset or OPSET)

@@ -48,7 +48,7 @@ def card(run: Run, measured: Measured, *, curves: str = "") -> str:
         "## Intended use",
         _intended(run),
         "## Privacy",
-        _privacy(run),
+        _privacy(run, measured),
         "## Training data",
         _data(run, measured),
         "## Training",
@@ -145,7 +145,7 @@ def _intended(run: Run) -> str:
     )
 
 
-def _privacy(run: Run) -> str:
+def _privacy(run: Run, measured: Measured) -> str:
     parts = [f"> {quoted_markdown(' '.join(line.split()))}" for line in privacy.warnings(run)]
     parts.append(_plain(privacy.lead(run)))
     g = run.guarantee
@@ -163,6 +163,8 @@ def _privacy(run: Run) -> str:
     for title, text in (chapters.chapters(g) if g is not None else {}).items():
         if title in (*privacy.QUOTED, "Not covered"):
             parts += [f"### {title}", quoted_markdown(text)]
+    if measured.temperature:
+        parts += ["### Temperature", _plain(measured.temperature)]
     if g is not None and g.private and g.selection is None:
         parts += [
             "### Tuning",

@@ -115,7 +115,8 @@ def test_results(run: Run, measured: Measured, key: str) -> tuple[Safe, dict[str
         else details(f"By class: {len(rows)} classes", classes, ranked)
     )
     said = f"AUROC, average precision and sensitivity: {discrimination.meaning(e)}."
-    remarks = element("p", {"class": "note"}, " ".join([said, *discrimination.notes(e)]))
+    sentences = (said, *discrimination.notes(e), *filter(None, [measured.temperature]))
+    remarks = element("p", {"class": "note"}, " ".join(sentences))
     body = join(
         [note, element("dl", {"class": "strip"}, *strip), remarks,
          element("div", {"class": "panels"}, *panels), by_class]

@@ -80,6 +80,7 @@ class Measured:
         classes: How many there are, or None.
         samples: Sample predictions, if they were asked for.
         data: Name of the data that was given instead of the run's own; empty if none was.
+        temperature: The temperature kept with the weights, in sentences; empty if there is none.
     """
 
     evaluation: Evaluation | None = None
@@ -88,6 +89,7 @@ class Measured:
     classes: int | None = None
     samples: tuple[Sample, ...] = ()
     data: str = ""
+    temperature: str = ""
 
 
 def disagreement(run: Run, measured: Measured) -> str:
@@ -196,7 +198,10 @@ def _measured(
         if loaded.data is not None:
             raise
         missing = f"The test set could not be used: {error}"
-    return Measured(evaluation, missing, parameters, len(classifier.classes), tuple(shown), given)
+    about = classifier.temperature.sentence if classifier.temperature else ""
+    return Measured(
+        evaluation, missing, parameters, len(classifier.classes), tuple(shown), given, about
+    )
 
 
 class _Loaded:

@@ -28,6 +28,7 @@ from sfumato.errors import CodeError, UserError
 from sfumato.io import json_lines
 from sfumato.io.atomic import write_whole
 from sfumato.memory import BatchSize
+from sfumato.training import temperature as temperatures
 from sfumato.training.run_folder import WEIGHTS, is_run, trust, without_weights
 
 FORMAT = "sfumato-1"
@@ -108,12 +109,18 @@ class Classifier(nn.Module):
     """A network from images to class probabilities.
 
     A call maps normalised images to logits, averaged over the views of each image that the recipe
-    sets; `predict` takes images that are not normalised.
+    sets and divided by the temperature, if there is one; `predict` takes images that are not
+    normalised.
     """
 
-    def __init__(self, network: nn.Module, description: Description) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        description: Description,
+        temperature: temperatures.Temperature | None = None,
+    ) -> None:
         super().__init__()
-        self.network, self.description = network, description
+        self.network, self.description, self.temperature = network, description, temperature
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -122,7 +129,8 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of normalised images."""
-        return averaged(self.network, x, self.description.test_views)
+        found = averaged(self.network, x, self.description.test_views)
+        return found if self.temperature is None else found / self.temperature.value
 
     def normalise(self, images: Tensor) -> Tensor:
         """Normalise images, given as uint8 or as floats in [0, 1], as in training."""
@@ -191,7 +199,7 @@ def save_weights(
     # One entry only: safetensors writes several in no fixed order, and equal runs must be equal
     # bytes.
     content = {k: v for k, v in asdict(description).items() if v is not None}
-    content[TENSORS] = _digest(tensors)
+    content[TENSORS] = digest_of(tensors)
     if statement is not None:
         content[STATEMENT] = statement_digest(statement)
     write_whole(path, save(tensors, metadata={FORMAT: json.dumps(content)}))
@@ -204,11 +212,11 @@ def statement_digest(text: str) -> str:
 
 def weights_digest(network: nn.Module) -> str:
     """The digest of a network's tensors that its weights file will hold."""
-    return _digest(network.state_dict())
+    return digest_of(network.state_dict())
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, kinds, shapes and values."""
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names, kinds, shapes and values of tensors."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         t = tensors[name].detach().cpu().contiguous()
@@ -235,7 +243,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         content = dict(json_lines.parse(metadata[FORMAT]))
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} describes itself in a way that cannot be read: {error}.") from None
-    if content.get(TENSORS) not in (None, _digest(tensors)):
+    if content.get(TENSORS) not in (None, digest_of(tensors)):
         raise UserError(
             f"The weights in {path} are not those that were written there: the file is damaged, or "
             "was changed. Take it from where it came from once more."
@@ -260,6 +268,22 @@ def weights_path(source: Path) -> Path:
     return source
 
 
+def read_temperature(source: Path) -> temperatures.Temperature | None:
+    """The temperature kept beside the weights of a run folder, or beside a weights file.
+
+    Raises:
+        UserError: If it, or the weights, cannot be read, or it was fitted for other weights.
+    """
+    path = weights_path(source)
+    return _temperature(path, read_weights(path)[1])
+
+
+def _temperature(path: Path, tensors: Mapping[str, Tensor]) -> temperatures.Temperature | None:
+    if (kept := temperatures.read(path)) is not None:
+        temperatures.check_fits(kept, path, digest_of(tensors))
+    return kept
+
+
 def statement_of(source: Path) -> str | None:
     """The SHA-256 of its statement that a run's weights file holds; None of older files."""
     found = read_weights(weights_path(source))[0].get(STATEMENT)
@@ -282,7 +306,7 @@ def check_head(source: Path, description: Description) -> None:
 def load(
     path: str | Path, *, device: str | torch.device = "cpu", trust_code: Iterable[models.Code] = ()
 ) -> Classifier:
-    """The classifier of a run folder, or of a weights file.
+    """The classifier of a run folder, or of a weights file, with the temperature kept beside it.
 
     Guarantee: The file runs no code but sfumato's, the model registries of timm and torchvision
     where these are installed, and that of modules in `trust_code` or in the environment variable
@@ -296,7 +320,7 @@ def load(
 
     Raises:
         UserError: If there is no such file, or it is not one of sfumato's, or it names a model
-            whose code is not trusted.
+            whose code is not trusted, or the temperature beside it is for other weights.
     """
     given = Path(path)
     path = weights_path(given)
@@ -335,7 +359,7 @@ def load(
             f"The weights in {path} do not fit '{description.model}': {reason}"
         ) from None
     network.eval()
-    return Classifier(network, description)
+    return Classifier(network, description, _temperature(path, tensors))
 
 
 _SPARE = 1 << 26
