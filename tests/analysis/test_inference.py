@@ -114,15 +114,15 @@ def test_no_more_than_two_batches_are_decoded_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(tmp_path / "x.png", 0)
-    lock, count, inner = threading.Lock(), 0, inference.decode
+    lock, count, inner = threading.Lock(), 0, inference.read_content
 
-    def counted(path: Path, **how: Any) -> np.ndarray:
+    def counted(*words: Any) -> Any:
         nonlocal count
         with lock:
             count += 1
-        return inner(path, **how)
+        return inner(*words)
 
-    monkeypatch.setattr(inference, "decode", counted)
+    monkeypatch.setattr(inference, "read_content", counted)
     for done, _ in enumerate(inference.predict_files(classifier(), [file] * 100, batch=5)):
         assert count <= done // 5 * 5 + 10
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,11 @@ from sfumato.analysis.classification import Array
 from sfumato.analysis.thresholds import decide
 from sfumato.data import ImageSet
 from sfumato.data.adapt import adapted
-from sfumato.data.decode import UnreadableError, decode
+from sfumato.data.decode import Read, UnreadableError
+from sfumato.data.decode_block import Form, read_content
 from sfumato.data.folder import images_below
-from sfumato.data.npz import image_arrays
+from sfumato.data.npz import has_units, image_arrays, unit_names
+from sfumato.data.prediction_inputs import Input
 from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError
 from sfumato.memory import BatchSize
@@ -33,11 +34,13 @@ class Prediction:
         file: As it was given, or as it was found; `FILE.npz:ARRAY:POSITION` of an array's image.
         ranked: Names and probabilities, the most probable first.
         decision: The class by thresholds, if any were given; None also if none was reached.
+        unit: The unit of privacy that a table, an array or a path names; empty if none does.
     """
 
     file: Path
     ranked: tuple[tuple[str, float], ...]
     decision: str | None = None
+    unit: str = ""
 
 
 def logits(classifier: Classifier, images: ImageSet, *, batch: int = 256) -> Array:
@@ -80,20 +83,20 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 
 def predict_files(
     classifier: Classifier,
-    files: Sequence[Path],
+    files: Sequence[Path | Input],
     *,
     top: int = 1,
     batch: int = 256,
     skipped: Callable[[Path, str], None] | None = None,
     thresholds: Mapping[str, float] | None = None,
 ) -> Iterator[Prediction]:
-    """Predict image files one after another, decoded exactly as a folder is for training.
+    """Predict image files one after another, decoded exactly as they are for training.
 
     No more than two batches of images are held at a time.
 
     Args:
         classifier: The model.
-        files: Image files.
+        files: Image files, or what `sfumato.data.prediction_inputs.find_inputs` found.
         top: How many classes to give for each.
         batch: Images predicted at once.
         skipped: Called with each file that cannot be read, and the reason; without it such a file
@@ -110,14 +113,13 @@ def predict_files(
             f"This model takes images of {description.channels} channels, and image files are read "
             "with 1 (grey) or 3 (colour)."
         )
-    work = partial(
-        decode, size=description.size, channels=description.channels, bits=description.bits
-    )
-    rows = BatchSize(batch)
-    for names, planes in _decoded(files, work, batch, skipped):
+    d, rows = description, BatchSize(batch)
+    form = Form(d.size, d.channels, d.bits, d.window)
+    inputs = [file if isinstance(file, Input) else Input(file, file) for file in files]
+    for read, planes in _decoded(inputs, form, batch, skipped):
         found = classifier.predict(torch.from_numpy(np.stack(planes)), batch=rows).numpy()
-        for name, row in zip(names, found, strict=True):
-            yield _prediction(name, row, classifier.classes, top, thresholds)
+        for item, row in zip(read, found, strict=True):
+            yield _prediction(item.name, row, d.classes, top, thresholds, item.unit)
 
 
 def predict_arrays(
@@ -142,6 +144,7 @@ def predict_arrays(
     """
     _check_top(classifier, top)
     d, rows = classifier.description, BatchSize(batch)
+    units = unit_names(path) if has_units(path) else {}
     for array, images in image_arrays(path, bits=d.bits).items():
         for start in range(0, len(images), batch):
             part = adapted(images[start : start + batch], where=str(path), size=d.size,
@@ -149,7 +152,8 @@ def predict_arrays(
             found = classifier.predict(torch.from_numpy(part), batch=rows).numpy()
             for k, row in enumerate(found, start):
                 name = Path(f"{path}:{array}:{k}")
-                yield _prediction(name, row, classifier.classes, top, thresholds)
+                unit = units[array][k] if array in units else ""
+                yield _prediction(name, row, classifier.classes, top, thresholds, unit)
 
 
 def _check_top(classifier: Classifier, top: int) -> None:
@@ -167,6 +171,7 @@ def _prediction(
     classes: Sequence[str],
     top: int,
     thresholds: Mapping[str, float] | None,
+    unit: str,
 ) -> Prediction:
     if not np.isfinite(row).all():
         raise UserError(
@@ -175,40 +180,42 @@ def _prediction(
         )
     best = np.argsort(-row, kind="stable")[:top]
     ranked = tuple((classes[k], float(row[k])) for k in best)
-    return Prediction(name, ranked, decide(row, classes, thresholds) if thresholds else None)
+    decision = decide(row, classes, thresholds) if thresholds else None
+    return Prediction(name, ranked, decision, unit)
 
 
 def _decoded(
-    files: Sequence[Path],
-    work: Callable[[Path], Array],
+    inputs: Sequence[Input],
+    form: Form,
     batch: int,
     skipped: Callable[[Path, str], None] | None,
-) -> Iterator[tuple[list[Path], list[Array]]]:
-    """Batches of files with their images; threads decode the next while one is used."""
-    windows = [files[start : start + batch] for start in range(0, len(files), batch)]
+) -> Iterator[tuple[list[Input], list[Array]]]:
+    """Batches of inputs with their images; threads decode the next while one is used."""
+    windows = [inputs[start : start + batch] for start in range(0, len(inputs), batch)]
     pool = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
 
-    def start(index: int) -> list[Future[Array]]:
-        return [pool.submit(work, f) for f in windows[index]] if index < len(windows) else []
+    def start(index: int) -> list[Future[Read]]:
+        some = windows[index] if index < len(windows) else []
+        return [pool.submit(read_content, item.content, form) for item in some]
 
     try:
         coming = start(0)
         for index, window in enumerate(windows):
             current, coming = coming, start(index + 1)
-            names: list[Path] = []
+            read: list[Input] = []
             planes: list[Array] = []
-            for file, future in zip(window, current, strict=True):
+            for item, future in zip(window, current, strict=True):
                 try:
-                    planes.append(future.result())
-                    names.append(file)
+                    planes.append(future.result().pixels)
+                    read.append(item)
                 except UnreadableError as error:
                     if skipped is None:
                         raise UserError(
-                            f"The image {file} cannot be read ({error}): leave it out, or give "
-                            "--skip-unreadable to go on without such images."
+                            f"The image {item.name} cannot be read ({error}): leave it out, or "
+                            "give --skip-unreadable to go on without such images."
                         ) from None
-                    skipped(file, str(error))
-            if names:
-                yield names, planes
+                    skipped(item.name, str(error))
+            if read:
+                yield read, planes
     finally:
         pool.shutdown(cancel_futures=True)

@@ -11,18 +11,20 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import typer
 
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
+from sfumato.cli.units import COLUMNS, UNIT_PATTERN, columns_of
 from sfumato.errors import UserError
 from sfumato.io import new_file
 from sfumato.text import printable
 
 if TYPE_CHECKING:
     from sfumato.analysis import Prediction
+    from sfumato.data.prediction_inputs import Input
     from sfumato.training.classifier import Classifier
 
 
@@ -43,7 +45,7 @@ def predict(
     images: list[Path] = typer.Argument(
         ...,
         metavar="FILE|FOLDER...",
-        help="Images, .npz files, and folders that are searched for images.",
+        help="Images, DICOM and .npz files, tables of paths, folders that are searched for images.",
     ),
     format: Format = typer.Option(Format.csv, help="How to write predictions."),
     out: Path | None = typer.Option(
@@ -55,6 +57,8 @@ def predict(
         metavar="P|CLASS=P",
         help="Add a decision: the class whose probability reaches P; may be given again.",
     ),
+    columns: str = COLUMNS,
+    unit_pattern: str = UNIT_PATTERN,
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Go on without images that cannot be read."
     ),
@@ -65,12 +69,14 @@ def predict(
 
     Images are rotated, scaled and cut as in training. CSV has a line per image: file, class,
     probability, and with --top K also class_2, probability_2 and so on. JSON is a list of objects.
+    Where a column of a table, an array of an .npz file or --unit-pattern names units, such as
+    patients, there is a column unit; fields of DICOM files are in no output.
 
     With --threshold there is also a decision: of the classes whose probability reaches their
     threshold the most probable, otherwise the most probable of those without one, or none.
     """
-    from sfumato.analysis.inference import find_images
     from sfumato.analysis.thresholds import parse_thresholds
+    from sfumato.data.prediction_inputs import find_inputs, with_units
     from sfumato.training.classifier import check_head, load
     from sfumato.training.devices import pick_device
 
@@ -79,7 +85,8 @@ def predict(
     classifier = load(run, device=pick_device(device), trust_code=trust_code)
     check_head(run, classifier.description)
     thresholds = parse_thresholds(threshold, classifier.classes)
-    files = find_images(images)
+    inputs = find_inputs(images, columns=columns_of(columns) or (), pattern=unit_pattern or "")
+    units = with_units(inputs)
     skipped: list[Path] = []
 
     def note(file: Path, reason: str) -> None:
@@ -87,33 +94,38 @@ def predict(
         echo(f"Skipped: {file} ({reason})", err=True)
 
     predictions = _predictions(
-        classifier, files, top, thresholds, skipped=note if skip_unreadable else None
+        classifier, inputs, top, thresholds, skipped=note if skip_unreadable else None
     )
-    arrays = any(_is_arrays(file) for file in files)
+    arrays = any(item.arrays for item in inputs)
     with _destination(out) as stream:
         watched = (
-            predictions if arrays else _watched(predictions, len(files), shown=out is not None)
+            predictions if arrays else _watched(predictions, len(inputs), shown=out is not None)
         )
-        count = _write(watched, stream, format, top, decided=bool(thresholds))
+        shown = _Shown(top, units=units, decided=bool(thresholds))
+        count = _write(watched, stream, format, shown)
     if skipped:
-        echo(f"{len(skipped)} of {len(files)} images could not be read.", err=True)
+        echo(f"{len(skipped)} of {len(inputs)} images could not be read.", err=True)
     if out is not None:
         echo(f"Written: {out} ({count} images)", err=True)
 
 
-def _is_arrays(file: Path) -> bool:
-    return file.suffix.lower() == ".npz"
+class _Shown(NamedTuple):
+    """The columns of the output: how many classes, and whether units and decisions are there."""
+
+    top: int
+    units: bool
+    decided: bool
 
 
 def _predictions(
     classifier: Classifier,
-    files: list[Path],
+    inputs: list[Input],
     top: int,
     thresholds: dict[str, float],
     *,
     skipped: Callable[[Path, str], None] | None,
 ) -> Iterator[Prediction]:
-    """The predictions of image files and .npz files, in the order in which they were given.
+    """The predictions of images and .npz files, in the order in which they were given.
 
     Raises:
         UserError: If there is not one.
@@ -121,10 +133,11 @@ def _predictions(
     from sfumato.analysis.inference import predict_arrays, predict_files
 
     empty = True
-    for arrays, group in itertools.groupby(files, _is_arrays):
+    for arrays, group in itertools.groupby(inputs, lambda item: item.arrays):
         if arrays:
             found: Iterator[Prediction] = itertools.chain.from_iterable(
-                predict_arrays(classifier, file, top=top, thresholds=thresholds) for file in group
+                predict_arrays(classifier, item.name, top=top, thresholds=thresholds)
+                for item in group
             )
         else:
             found = predict_files(
@@ -135,8 +148,8 @@ def _predictions(
             yield prediction
     if empty:
         raise UserError(
-            f"Nothing is predicted: none of the {len(files)} files could be read as an image. Give "
-            "images."
+            f"Nothing is predicted: none of the {len(inputs)} files could be read as an image. "
+            "Give images."
         )
 
 
@@ -157,9 +170,7 @@ def _write(
     predictions: Iterable[Prediction],
     stream: TextIO | io.TextIOBase,
     format: Format,
-    top: int,
-    *,
-    decided: bool,
+    shown: _Shown,
 ) -> int:
     """Write a line per prediction as it comes, and nothing before the first; count them."""
     count = 0
@@ -167,33 +178,34 @@ def _write(
         separator = "["
         for prediction in predictions:
             count += 1
-            stream.write(f"{separator}\n{json.dumps(_record(prediction, decided))}")
+            stream.write(f"{separator}\n{json.dumps(_record(prediction, shown))}")
             separator = ","
         stream.write("\n]\n")
         return count
     writer = csv.writer(stream, lineterminator="\n")
     coming = iter(predictions)
     first = list(itertools.islice(coming, 1))
-    header = ["file", "class", "probability"]
-    for k in range(2, top + 1):
+    header = ["file", *(["unit"] if shown.units else []), "class", "probability"]
+    for k in range(2, shown.top + 1):
         header += [f"class_{k}", f"probability_{k}"]
-    writer.writerow([*header, *(["decision"] if decided else [])])
+    writer.writerow([*header, *(["decision"] if shown.decided else [])])
     for prediction in itertools.chain(first, coming):
         count += 1
-        row = [str(prediction.file)]
+        row = [str(prediction.file), *([prediction.unit] if shown.units else [])]
         for name, probability in prediction.ranked:
             row += [name, f"{probability:.6g}"]
-        writer.writerow([*row, *([prediction.decision or ""] if decided else [])])
+        writer.writerow([*row, *([prediction.decision or ""] if shown.decided else [])])
     return count
 
 
-def _record(prediction: Prediction, decided: bool) -> dict[str, object]:
+def _record(prediction: Prediction, shown: _Shown) -> dict[str, object]:
     ranked = [
         {"class": name, "probability": float(f"{probability:.6g}")}
         for name, probability in prediction.ranked
     ]
-    record: dict[str, object] = {"file": str(prediction.file), **ranked[0]}
-    if decided:
+    unit = {"unit": prediction.unit} if shown.units else {}
+    record: dict[str, object] = {"file": str(prediction.file), **unit, **ranked[0]}
+    if shown.decided:
         record["decision"] = prediction.decision
     return record | {"top": ranked} if len(ranked) > 1 else record
 

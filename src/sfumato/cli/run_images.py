@@ -42,7 +42,8 @@ def images_for(
             f"{run} does not say which data it was trained on (there is no {RECIPE} with it): give "
             "--data."
         )
-    plain = Recipe().replace({"data.bits": description.bits})
+    window = list(description.window or ())
+    plain = Recipe().replace({"data.bits": description.bits, "data.window": window})
     recipe = recipes.of_run(run) if stated else plain
     shape = description.channels, *description.size
     dataset = images_of(recipe, data=data, root=root, shape=shape, skip_unreadable=skip_unreadable)

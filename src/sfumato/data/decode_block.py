@@ -118,7 +118,7 @@ def decode_block(block: Block, form: Form, write: Callable[[int, Array], None]) 
     seen = Observations(images=len(block.rows))
     for row, content in zip(block.rows, block.contents(), strict=True):
         try:
-            image = _read(content, form)
+            image = read_content(content, form)
         except UnreadableError as error:
             seen.unreadable[row] = str(error)
             if error.header is not None:
@@ -131,7 +131,12 @@ def decode_block(block: Block, form: Form, write: Callable[[int, Array], None]) 
     return seen
 
 
-def _read(content: Path | BytesIO | Frame, form: Form) -> Read:
+def read_content(content: Path | BytesIO | Frame, form: Form) -> Read:
+    """An image in a form, from a file, its bytes or a DICOM file.
+
+    Raises:
+        UnreadableError: It cannot be decoded.
+    """
     if isinstance(content, Frame):
         return read_frame(
             content, size=form.size, channels=form.channels, bits=form.bits, window=form.window

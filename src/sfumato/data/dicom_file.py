@@ -89,10 +89,10 @@ def about(path: Path, field: str) -> About:
 
     Args:
         path: The file.
-        field: Keyword of the field that names the unit of privacy.
+        field: Keyword of the field that names the unit of privacy; none is read if empty.
     """
     pydicom = require_pydicom(path)
-    wanted = ["Rows", "NumberOfFrames", "PhotometricInterpretation", field]
+    wanted = ["Rows", "NumberOfFrames", "PhotometricInterpretation", *filter(None, [field])]
     try:
         header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
         if "Rows" not in header:
@@ -101,7 +101,7 @@ def about(path: Path, field: str) -> About:
             True,
             max(1, int(header.get("NumberOfFrames") or 1)),
             str(header.get("PhotometricInterpretation") or "").strip(),
-            str(header.get(field) or "").strip(),
+            str((field and header.get(field)) or "").strip(),
             _missing(pydicom, header.file_meta.TransferSyntaxUID),
         )
     except MemoryError:

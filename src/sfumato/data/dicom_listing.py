@@ -118,12 +118,11 @@ def dicom_frames(listing: Listing, *, unit: str, field: str, mixed: bool) -> Lis
     units = listing.units
     if units is None:
         units = headers.numbers(unit, field or PATIENT)
-    file = np.repeat(np.arange(len(files), dtype=np.int64), headers.frames)
-    starts = np.repeat(np.cumsum(headers.frames) - headers.frames, headers.frames)
-    frame = np.where(headers.readable[file], np.arange(len(file), dtype=np.int64) - starts, -1)
+    images = headers.images()
+    file = images.file
     found = replace(
         listing,
-        files=DicomFrames(files, file, frame),
+        files=images,
         labels=listing.labels[file],
         train=np.flatnonzero(np.isin(file, listing.train)),
         test=np.flatnonzero(np.isin(file, listing.test)),
@@ -135,6 +134,20 @@ def dicom_frames(listing: Listing, *, unit: str, field: str, mixed: bool) -> Lis
         name = found.files.place
         refuse_divided_units(found.units, found.parts(), name, where=str(listing.root), unit=word)
     return found
+
+
+def frames_of(files: FolderFiles) -> DicomFrames:
+    """The frames of DICOM files, of whose headers nothing is read but what describes pixels.
+
+    Files whose lowest value is white may be beside others: each is read as it says.
+
+    Raises:
+        UserError: Files are in colour, or nothing installed can decode them.
+    """
+    require_pydicom(files.root())
+    headers = _Headers(files, "")
+    headers.check(mixed=True)
+    return headers.images()
 
 
 class _Headers:
@@ -194,6 +207,13 @@ class _Headers:
                 f"as '{one}' and '{other}'. If the files are right in that, `--set "
                 "data.mixed_photometric=true` inverts the former, so that white is high in all."
             )
+
+    def images(self) -> DicomFrames:
+        """Every frame of every file."""
+        file = np.repeat(np.arange(len(self._files), dtype=np.int64), self.frames)
+        starts = np.repeat(np.cumsum(self.frames) - self.frames, self.frames)
+        frame = np.where(self.readable[file], np.arange(len(file), dtype=np.int64) - starts, -1)
+        return DicomFrames(self._files, file, frame)
 
     def numbers(self, unit: str, field: str) -> Array | None:
         """The units of the files; None if nobody asked for them and some have none."""

@@ -170,9 +170,15 @@ def _classes(root: Path, folder: Path) -> tuple[str, ...]:
     raise UserError(f"{folder} holds no images{seen}: {advice}")
 
 
-def images_below(folder: Path) -> list[Path]:
-    """All image files in a folder and its subfolders, sorted; no DICOM and no hidden ones."""
-    return [folder / path for path in _walk(str(folder)) if _ending(path) in EXTENSIONS]
+def images_below(folder: Path, *, dicom: bool = False) -> list[Path]:
+    """All image files in a folder and its subfolders, sorted, without hidden ones.
+
+    Args:
+        folder: The folder.
+        dicom: Whether DICOM files are among them.
+    """
+    wanted = EXTENSIONS | ENDINGS if dicom else EXTENSIONS
+    return [folder / path for path in _walk(str(folder)) if _ending(path) in wanted]
 
 
 def holds_images(folder: Path) -> bool:

@@ -90,6 +90,38 @@ def image_arrays(path: Path, *, bits: int) -> dict[str, Array]:
     return {name: checked_images(f"{path}: {name}", array, bits) for name, array in found.items()}
 
 
+def has_units(path: Path) -> bool:
+    """Tell whether an `.npz` file has arrays of units; nothing in it is unpacked."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+    except (OSError, zipfile.BadZipFile):
+        return False
+    return not names.isdisjoint(_UNITS.values())
+
+
+def unit_names(path: Path) -> dict[str, list[str]]:
+    """The units of the images of an `.npz` file, as text, by the names of the images' arrays.
+
+    Arrays of images without one of units are left out.
+
+    Raises:
+        UserError: If the file cannot be read, or units are no list of numbers or names.
+    """
+    arrays = _load(path)
+    found: dict[str, list[str]] = {}
+    for images, labels in (pair for group in (*_NAMES.values(), _WHOLE) for pair in group):
+        units = arrays.get(_UNITS[labels])
+        if images not in arrays or units is None or images in found:
+            continue
+        if units.shape != (len(arrays[images]),) or units.dtype.kind not in "iuUS":
+            raise UserError(
+                f"{path}: {_UNITS[labels]} must be one number or name for each of {images}."
+            )
+        found[images] = [text(item) for item in units.tolist()]
+    return found
+
+
 def _load(path: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     name = ""

@@ -114,7 +114,7 @@ class _Rows:
             for role, cell in row.items():
                 if not cell:
                     self.holes[role].append(line)
-            self.paths.extend((_plain(self._table.parent, row["path"]),))
+            self.paths.extend((plain_path(self._table.parent, row["path"]),))
             label = row["label"]
             self._labels.append(self._classes.setdefault(label, len(self._classes)))
             if "unit" in row:
@@ -164,7 +164,7 @@ class _Rows:
         return parts, ()
 
 
-def _plain(folder: Path, path: str) -> str:
+def plain_path(folder: Path, path: str) -> str:
     """A path with forward slashes and without detours, so that equal ones are equal."""
     if "\\" in path and not os.path.exists(os.path.join(folder, path)):
         path = path.replace("\\", "/")  # Written on Windows.
@@ -178,6 +178,15 @@ def _check_files(files: FolderFiles) -> None:
             f"{files.root()} has several rows for '{files.paths[twice[0]]}': keep one. One image "
             "that counts twice would spend twice its privacy."
         )
+    check_exist(files)
+
+
+def check_exist(files: FolderFiles) -> None:
+    """Refuse paths that are no files, the first of them named.
+
+    Raises:
+        UserError: There are some.
+    """
     missing, count = [], 0
     with progress("checking files", len(files)) as advance:
         for done, path in enumerate(files.paths, start=1):

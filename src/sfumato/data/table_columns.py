@@ -48,15 +48,21 @@ def given_columns(texts: Sequence[str]) -> dict[str, str]:
 
 
 def choose_columns(
-    header: Sequence[str], given: Mapping[str, str], unit: str, where: Path
+    header: Sequence[str],
+    given: Mapping[str, str],
+    unit: str,
+    where: Path,
+    *,
+    needed: Sequence[str] = ("path", "label"),
 ) -> dict[str, int]:
-    """Positions of the columns by their roles; paths and labels always have one.
+    """Positions of the columns by their roles.
 
     Args:
         header: Names of all columns.
         given: Names that the user gave, by roles.
         unit: The word for a unit of privacy, by which its column is found.
         where: The table, for messages.
+        needed: Roles that must have a column.
 
     Raises:
         UserError: A column is missing, or several could be meant.
@@ -81,7 +87,7 @@ def choose_columns(
             )
         if matches:
             chosen[role] = matches[0]
-    for role in ("path", "label"):
+    for role in needed:
         if role not in chosen:
             raise UserError(
                 f"{where} has no column for the {role} of images: it has {_listed(header)}. Name "

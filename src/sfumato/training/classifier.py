@@ -66,6 +66,7 @@ class Description:
         test_views: The views that predictions are averaged over (`sfumato.data.prediction_views`).
         bits: Bits that count in 16-bit images.
         batchnorm_to: `groupnorm` if every BatchNorm of the model was replaced by a GroupNorm.
+        window: Centre and width of the values of DICOM files that became black to white, if given.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Description:
     test_views: str = "none"
     bits: int = 16
     batchnorm_to: str | None = None
+    window: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         counts = (self.channels, *self.size, self.bits)
@@ -91,6 +93,9 @@ class Description:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels or not all(_is_number(v) for v in values):
                 raise ValueError(f"{name} is not a number for each channel")
+        edges = self.window or (0, 2)
+        if len(edges) != 2 or not all(_is_number(v) for v in edges) or not edges[1] > 1:
+            raise ValueError("window is not a centre and a width greater than 1")
         if not all(isinstance(part, dict) for part in (self.options, self.guarantee)):
             raise ValueError("options or guarantee is no table")
 
@@ -328,7 +333,7 @@ def load(
     for digest in (TENSORS, STATEMENT):
         content.pop(digest, None)
     try:
-        for key in ("classes", "size", "mean", "std"):
+        for key in ("classes", "size", "mean", "std", *(("window",) * ("window" in content))):
             content[key] = tuple(content[key])
         description = Description(**content)
         if description.test_views not in CHOICES:

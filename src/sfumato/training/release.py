@@ -88,10 +88,11 @@ def _write(loop: Loop, ledger: Ledger) -> None:
         budget=p.epsilon if p.enabled else None,
     )
     d = loop.dataset
+    window = recipe.data.window
     description = Description(
         recipe.model.name, dict(recipe.model.options), d.classes, d.channels, d.size, d.mean, d.std,
         guarantee.summary(), recipe.training.test_views, recipe.data.bits,
-        recipe.model.batchnorm_to,
+        recipe.model.batchnorm_to, (window[0], window[1]) if window else None,
     )  # fmt: skip
     text = chapters.statement(guarantee)
     with loop.released_weights():
