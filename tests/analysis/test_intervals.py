@@ -12,6 +12,7 @@ from sklearn import metrics
 from sfumato.analysis import evaluate
 from sfumato.analysis.bootstrap import percentile_interval, resampled_weights
 from sfumato.analysis.intervals import BY_CLASS, OVERALL
+from thinning import with_slow
 
 
 def names(classes: int) -> list[str]:
@@ -51,7 +52,7 @@ def slow(p: np.ndarray, y: np.ndarray, units: np.ndarray, draw: np.ndarray) -> d
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-@pytest.mark.parametrize("patients", [40, 150])
+@pytest.mark.parametrize("patients", with_slow([40, 150], 150))
 def test_agrees_with_scikit_learn_on_the_same_resamples(classes: int, patients: int) -> None:
     p, y = tied(150, classes)
     rng = np.random.default_rng(3)

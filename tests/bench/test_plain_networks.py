@@ -11,6 +11,7 @@ from sfumato.bench import cases, contenders, plain_networks
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.operators import Operators
+from thinning import with_slow
 
 SMALL: dict[str, dict[str, Any]] = {
     "resnet18": {"width": 32},
@@ -24,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", plain_networks.NAMES)
-@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("views", with_slow([1, 2], 1))
 def test_gradients_are_those_of_one_example_at_a_time(name: str, views: int) -> None:
     torch.manual_seed(0)
     model = getattr(plain_networks, name)(**SMALL[name]).double()

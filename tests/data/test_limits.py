@@ -123,6 +123,7 @@ def test_a_long_narrow_image_is_not_scaled_up(tmp_path: Path) -> None:
         decode(path, size=(64, 64), channels=1, bits=8)
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path[:] = {sys.path}\n"

@@ -144,6 +144,7 @@ def test_restarts_need_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert restarted(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_gpus_starts_processes_here(tmp_path: Path, whole: Path) -> None:
     """On the CPU, which a number of processes can share as well."""
     line = [*LINE, "--gpus", "2", "--out", str(tmp_path / "run")]

@@ -49,7 +49,7 @@ def test_every_model_is_checked_and_takes_the_pass_by_operators(name: str) -> No
     assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
 
 
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", with_slow(DEEP, "densenet121", "efficientnet-b0"))
 def test_deep_models_take_the_pass_by_operators_and_agree_with_the_reference(name: str) -> None:
     model, shape = small(name)
     engine = PerExample(model.double(), check=False)

@@ -23,6 +23,7 @@ from sfumato.privacy import (
     physical_batches,
 )
 from sfumato.privacy.accounting.accountants import joint_noise_multiplier
+from thinning import with_slow
 
 
 def stream_rule(**changes: float) -> AdaptiveQuantile:
@@ -141,7 +142,7 @@ def run(size: int, *, by_layer: bool, steps: int = 3) -> tuple[list[Tensor], tup
     return [p.grad.clone() for p in network.parameters()], private.clipping.limits  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize("by_layer", with_slow([False, True], False))
 def test_physical_batches_change_neither_the_update_nor_the_threshold(by_layer: bool) -> None:
     whole, limits = run(40, by_layer=by_layer)
     assert limits != run(40, by_layer=by_layer, steps=2)[1]

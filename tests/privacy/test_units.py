@@ -25,6 +25,7 @@ from sfumato.privacy import (
 )
 from sfumato.privacy.unit_loss import PADDING
 from sfumato.privacy.units import Units
+from thinning import with_slow
 
 SIZES = [1, 5, 2, 1, 7, 3]
 IDS = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES))
@@ -92,7 +93,7 @@ def test_a_unit_adds_its_mean_gradient_clipped_once(
     assert statistics.examples == len(SIZES)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4, 6, 18])
+@pytest.mark.parametrize("at_once", with_slow([1, 2, 4, 6, 18], 2, 6, 18))
 @pytest.mark.parametrize("images", [1, 3, 4])
 def test_units_may_be_split_over_physical_batches(
     model: nn.Module, images: int, at_once: int

@@ -85,7 +85,7 @@ def proved(model: nn.Module) -> str:
 programs = st.lists(st.sampled_from(sorted(WITHIN)), min_size=1, max_size=6)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(programs)
 def test_programs_within_rows_are_proved_and_keep_rows_apart(names: list[str]) -> None:
     torch.manual_seed(0)
@@ -106,7 +106,7 @@ def test_programs_within_rows_are_proved_and_keep_rows_apart(names: list[str]) -
         assert torch.allclose(a[others], b[others], rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(programs, st.sampled_from(sorted(BETWEEN)), st.integers(0, 6))
 def test_programs_with_one_step_between_rows_are_not_proved(
     names: list[str], bad: str, place: int

@@ -13,6 +13,7 @@ from sfumato.data.catalogue import CATALOGUE
 from sfumato.recipe import Recipe
 from sfumato.reproduce.lookup import every_row
 from sfumato.training import setup
+from thinning import one_in
 
 COUNTS = {
     "scatternet": 10 * (81 * 7 * 7 + 1),
@@ -67,7 +68,7 @@ def parameters(recipe: Recipe) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("network", by_network(), ids=str)
+@pytest.mark.parametrize("network", one_in(4, by_network()), ids=str)
 def test_every_network_builds_with_the_published_number_of_parameters(
     network: tuple[object, ...],
 ) -> None:

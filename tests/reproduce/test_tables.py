@@ -16,6 +16,7 @@ from sfumato.reproduce.lookup import every_row, find, find_all
 from sfumato.reproduce.plots import PLOTS, Plot
 from sfumato.reproduce.row import PLD
 from sfumato.reproduce.rows import PAPERS
+from thinning import one_in
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_every_figure_draws_rows_that_exist_beside_a_table_that_exists() -> None
         assert plot.source in dict(mine.sources())
 
 
-@pytest.mark.parametrize("plot", PLOTS, ids=lambda p: f"{p.paper}-{p.name}")
+@pytest.mark.parametrize("plot", one_in(4, PLOTS), ids=lambda p: f"{p.paper}-{p.name}")
 def test_a_figure_is_drawn_from_a_single_result(
     plot: Plot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,8 @@ def drive(folder: Path, *, kills: int, steps: int) -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 40])
 def test_killed_at_random_moments_and_resumed(tmp_path: Path, kills: int) -> None:
     steps = 10 * kills
     assert drive(tmp_path, kills=kills, steps=steps) >= 0.8 * kills

@@ -91,7 +91,7 @@ def test_hidden_mixing_is_not_proved() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", one_in(4, SOUND))
+@pytest.mark.parametrize("name", one_in(8, SOUND))
 def test_sound_models_are_proved(name: str) -> None:
     build, shape = SOUND[name]
     proof = proof_of(build().train(), shape)
@@ -165,7 +165,7 @@ ROWWISE: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", ROWWISE)
+@pytest.mark.parametrize("name", one_in(3, ROWWISE))
 def test_operators_within_rows_are_proved(name: str) -> None:
     proof = proof_of(Fn(ROWWISE[name]))
     assert proof.proved, proof.reason

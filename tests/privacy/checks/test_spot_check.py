@@ -217,7 +217,7 @@ def test_late_mixing_stops_the_run(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert engine._sum.totals is None and engine.released == 1
 
 
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", one_in(3, LATE))
 def test_late_mixing_stops_the_statement(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What no check while training has met is found before the statement is written."""
     torch.manual_seed(0)
@@ -266,7 +266,7 @@ def _released(every: int, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Te
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", one_in(4, SOUND))
+@pytest.mark.parametrize("name", one_in(9, SOUND))
 def test_checks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sound models are never stopped, and train to the same bits with and without checks."""
     often, never = (_released(every, monkeypatch, name) for every in (1, 10**9))

@@ -85,7 +85,12 @@ def orders(n: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", list(orders(2)))
 @pytest.mark.parametrize(
     ("n", "size"),
-    [(200, 1), pytest.param(8464, 64, marks=pytest.mark.slow), (29757, 500), (100_000, 4096)],
+    [
+        (200, 1),
+        pytest.param(8464, 64, marks=pytest.mark.slow),
+        (29757, 500),
+        pytest.param(100_000, 4096, marks=pytest.mark.slow),
+    ],
 )
 def test_taking_an_example_away_moves_the_sum_by_at_most_c(name: str, n: int, size: int) -> None:
     x, rule = orders(n)[name], Flat(1.0)
