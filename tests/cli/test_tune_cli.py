@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from cli_result import Run, refused
 
 from sfumato.io.locks import alone
+from sfumato.training import pruning
 from sfumato.training import tune as tuning
 
 QUICK = ("--set", "training.steps=2", "--set", "training.seed=0")
@@ -69,6 +71,11 @@ def test_runs_with_noise_of_their_own_have_a_sum(run: Run, tmp_path: Path) -> No
         (("--try", "optimizer.lr=8..1"), "the smaller one first"),
         (("--try", "optimizer.lr=1..8"), "--trials"),
         (("--try", "optimizer.lt=1"), "Did you mean 'lr'"),
+        (("--try", "optimizer.lr=1,2", "--pruner", "best"), "none, median or hyperband"),
+        (
+            ("--try", "optimizer.lr=1,2", "--private", "--pruner", "median"),
+            "with --private every run is taken to its end",
+        ),
     ],
 )
 def test_mistakes(run: Run, tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
@@ -109,3 +116,31 @@ def test_images_that_come_for_validation_are_named(run: Run, tmp_path: Path) -> 
                 "--out", str(tmp_path / "t"))  # fmt: skip
     assert found.code == 0
     assert "on the 12 validation images that come with the data" in found.out
+
+
+def test_pruned_runs_are_shown_and_counted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is stopped after its first step, where it seemed better than the other at its end."""
+
+    class Second:
+        def __init__(self, name: str, planned: int, others: list[object]) -> None:
+            self.stop = bool(others)
+
+        def stops(self, own: dict[int, float]) -> bool:
+            return self.stop
+
+    monkeypatch.setattr(pruning, "_Judge", Second)
+    words = ("digits", "--try", "optimizer.lr=1e-6,4", "--set", "training.steps=3")
+    words = (*words, "--set", "training.log_every=1", "--pruner", "hyperband")
+    words = (*words, "--set", "training.batch=64", "--set", "model.options={filters = 4}")
+    found = run(*words, "--out", str(tmp_path / "t"))
+    assert found.code == 0, found.err
+    table = found.out[found.out.index("held out") :].splitlines()
+    assert table[1].split()[0] == "1e-06" and "at step 1, pruned" in table[2]
+    assert "Best: --set optimizer.lr=1e-06" in found.out
+    assert "2 runs, of which 1 was stopped early," in found.out
+    planned = re.search(r"spend epsilon ([\d.]+)", found.out)
+    taken = re.search(r"by the steps taken it would be ([\d.]+\d)", found.out)
+    assert planned and taken and float(planned[1]) > float(taken[1])
+    assert (tmp_path / "t" / "trials.png").stat().st_size > 1000

@@ -293,6 +293,8 @@ def test_a_logarithmic_scale_is_labelled_with_plain_numbers() -> None:
     axis, places = picture.axis("lr", [1, 4, 8])
     assert places == [1, 4, 8] and axis.log
     assert [axis.text(tick) for tick in axis.ticks()] == ["1", "4", "8"]
-    assert len(picture.axis("lr", [2.0**k for k in range(20)])[0].ticks()) <= 6
+    assert len(picture.axis("lr", [2.0**k for k in range(20)])[0].ticks()) <= 7
+    near = picture.axis("lr", [0.002, 0.0424, 0.0503, 0.139, 3.05, 5.95])[0].ticks()
+    assert list(near) == [0.002, 0.0424, 3.05], "names of neighbours would touch"
     words, places = picture.axis("name", ["sgd", "nadam", "sgd"])
     assert (words.names, places) == (("sgd", "nadam"), [0.0, 1.0, 0.0])

@@ -16,7 +16,12 @@ _TICKS = 6
 
 
 def draw(
-    settings: Sequence[Mapping[str, Any]], accuracies: Sequence[float], path: Path, *, title: str
+    settings: Sequence[Mapping[str, Any]],
+    accuracies: Sequence[float],
+    path: Path,
+    *,
+    title: str,
+    pruned: Sequence[bool] = (),
 ) -> None:
     """Draw one chart for each setting that differs, into a PNG file, which is replaced.
 
@@ -25,23 +30,33 @@ def draw(
         accuracies: Of each run.
         path: The file.
         title: Over all charts.
+        pruned: True for each run that was stopped early; empty if none was.
     """
+    early = pruned or [False] * len(settings)
     every = list(dict.fromkeys(name for own in settings for name in own))
     values = {n: [own[n] for own in settings if n in own] for n in every}
     names = [n for n in every if len(set(map(repr, values[n]))) > 1] or every[:1]
-    best = max(accuracies)
+    best = max((a for a, cut in zip(accuracies, early, strict=True) if not cut), default=None)
     y = value_axis("accuracy on held-out images", accuracies, percent=True, zero=False)
-    row = []
+    row: list[Chart] = []
     for name in names:
         x, places = axis(name, values[name])
-        having = [a for own, a in zip(settings, accuracies, strict=True) if name in own]
-        points = tuple(zip(places, having, strict=True))
-        ring = tuple(point for point in points if point[1] == best)[:1]
-        items = (
-            Series(points=points, marker="circle", width=0, size=1.3),
+        runs = zip(settings, accuracies, early, strict=True)
+        having = [(a, cut) for own, a, cut in runs if name in own]
+        points = [(at, a, cut) for at, (a, cut) in zip(places, having, strict=True)]
+        ended = tuple((at, a) for at, a, cut in points if not cut)
+        stopped = tuple((at, a) for at, a, cut in points if cut)
+        ring = tuple(point for point in ended if point[1] == best)[:1]
+        label = "to the end" if any(early) else ""
+        items = [
             Series(points=ring, marker="circle", width=0, size=2.4, hollow=True, colour="orange"),
-        )
-        row.append(Chart(x=x, y=y, items=items[::-1]))
+            Series(points=ended, marker="circle", width=0, size=1.3, label=label),
+        ]
+        if stopped:
+            look: Any = {"marker": "cross", "width": 0, "size": 1.6, "colour": "red"}
+            items.append(Series(points=stopped, label="pruned", **look))
+        key = "best" if any(early) and not row else ""
+        row.append(Chart(x=x, y=y, items=tuple(items), legend=key))
     png.draw([row], path, width=0.6 + 2.9 * len(names), height=3.2, title=title)
 
 
@@ -54,9 +69,18 @@ def axis(name: str, values: Sequence[Any]) -> tuple[Axis, list[float]]:
         ends = (-0.4, len(words) - 0.6)
         return Axis(name, *ends, at=at, names=shown), [float(words.index(str(v))) for v in values]
     if min(values) > 0 and max(values) >= _LOG_FROM * min(values):
-        ticks = sorted(set(values))
-        ticks = ticks[:: -(-len(ticks) // _TICKS)]
+        ticks = _apart(sorted(set(values)))
         room = (max(values) / min(values)) ** 0.08
         ends = (min(values) / room, max(values) * room)
         return Axis(name, *ends, log=True, at=tuple(ticks)), list(values)
     return value_axis(name, values, zero=False), list(values)
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """Values of a logarithmic scale that are so far apart that their names do not touch."""
+    least = (values[-1] / values[0]) ** (1 / _TICKS)
+    kept = [values[0]]
+    for value in values[1:]:
+        if value >= kept[-1] * least:
+            kept.append(value)
+    return kept

@@ -47,6 +47,11 @@ def tune(
     cheaper: int = typer.Option(
         1, min=1, help="Divide batch and noise by this: nearly the same curves for less work."
     ),
+    pruner: str = typer.Option(
+        "none",
+        help="median or hyperband: stop runs early that are worse on held-out images than others "
+        "were after as many steps (by Optuna).",
+    ),
     part: str = typer.Option(
         None, metavar="I/N",
         help="Every N-th combination from the I-th on, for computers that share no folder. "
@@ -89,12 +94,13 @@ def tune(
     trusted = named_code(trust_code, changes, choices)
     options = tune_private.Options(tuning_mean, tuning_distribution, score_data)
     if private:
-        tune_private.refuse_adaptive(trials=trials, cheaper=cheaper, part=part)
+        tune_private.refuse_adaptive(trials=trials, cheaper=cheaper, part=part, pruner=pruner)
         where = tune_private.Place(out, data_root, device, trusted)
         tune_private.run(chosen, choices, options, where)
         return
     options.refuse()
-    _run(Asked(chosen, out, cheaper, data_root), choices, trials, part, device, trusted)
+    asked = Asked(chosen, out, cheaper, data_root, pruner)
+    _run(asked, choices, trials, part, device, trusted)
 
 
 @dataclass(frozen=True)
@@ -106,12 +112,14 @@ class Asked:
         out: The folder of the runs.
         cheaper: Divisor of batch and noise.
         root: Where to look for data sets first.
+        pruner: What stops runs early.
     """
 
     recipe: Recipe
     out: Path
     cheaper: int
     root: Path | None
+    pruner: str
 
 
 def _run(
@@ -129,7 +137,7 @@ def _run(
 
     def after(trial: Trial) -> None:
         words = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())
-        ended = trial.note or f"{100 * trial.accuracy:.2f} %"
+        ended = trial.note or f"{100 * trial.accuracy:.2f} %{_pruned(trial)}"
         line = f"{trial.folder}: {words}: {ended}"
         console.print(line, soft_wrap=True)
 
@@ -143,7 +151,7 @@ def _run(
         found = tuning.tune(
             asked.recipe, choices, out=asked.out, trials=trials, cheaper=asked.cheaper,
             part=parse_part(part), root=asked.root, device=device, trust_code=trusted,
-            watch=watched, after=after, elsewhere=elsewhere,
+            pruner=asked.pruner, watch=watched, after=after, elsewhere=elsewhere,
         )  # fmt: skip
     except Stopped as stopped:
         console.print("Stopped; the same command goes on from here.")
@@ -160,12 +168,13 @@ def _show(found: Sequence[Trial], asked: Asked, others: Sequence[str]) -> None:
         words = f"No run of {asked.out} has ended yet; the same command shows them once they have."
         console.print(words, soft_wrap=True)
         return
-    ranked = sorted(found, key=lambda trial: -trial.accuracy)
+    ranked = sorted(found, key=lambda trial: (not trial.whole, -trial.accuracy))
     console.print(_table(ranked))
     path = asked.out / "trials.png"
     picture.draw(
         [t.settings for t in found], [t.accuracy for t in found], path,
         title=f"{len(found)} runs of {asked.recipe.name}",
+        pruned=[t.pruned is not None for t in found],
     )  # fmt: skip
     if missing := set(others) - {trial.folder for trial in found}:
         _say(
@@ -175,7 +184,7 @@ def _show(found: Sequence[Trial], asked: Asked, others: Sequence[str]) -> None:
         return
     if words := _spending(found, asked):
         _say(words)
-    if ranked[0].note:
+    if not ranked[0].whole:
         console.print("\nEvery run diverged: try lower rates.")
         return
     _say(_best(found, ranked[0], asked, path))
@@ -185,6 +194,11 @@ def _say(words: str) -> None:
     from sfumato.cli.training_progress import console
 
     console.print(words, soft_wrap=True)
+
+
+def _pruned(trial: Trial) -> str:
+    """Words on a run that was stopped early; empty for any other."""
+    return "" if trial.pruned is None else f" at step {trial.pruned}, pruned"
 
 
 def _table(ranked: Sequence[Trial]) -> Table:
@@ -200,7 +214,7 @@ def _table(ranked: Sequence[Trial]) -> Table:
         table.add_column(name, justify="left" if name in (*names, "run") else "right")
     for trial in ranked:
         spent = "–" if trial.epsilon is None else upwards(trial.epsilon, places=2)
-        result = "diverged" if trial.note else f"{100 * trial.accuracy:.2f} %"
+        result = "diverged" if trial.note else f"{100 * trial.accuracy:.2f} %{_pruned(trial)}"
         values = [str(trial.settings.get(name, "")) for name in names]
         seconds = "–" if trial.seconds is None else f"{trial.seconds:.0f}"
         table.add_row(*values, result, spent, seconds, trial.folder)
@@ -223,12 +237,20 @@ def _spending(found: Sequence[Trial], asked: Asked) -> str:
             "\nThese runs have one seed, and so the same noise, which cancels between them: there "
             "is no bound on what they give away together. Make none of them known but one."
         )
-    if (total := together(runs)) is None:
+    early = [run for run, trial in zip(runs, found, strict=True) if trial.pruned is not None]
+    if (total := together(runs, planned=early)) is None:
         return ""
+    counted = ""
+    if early and (taken := together(runs)) is not None:
+        counted = (
+            " That counts every step planned for the runs that were pruned too, because results "
+            f"decided when they ended; by the steps taken it would be {upwards(taken, places=3)}."
+        )
     return (
         f"\nTogether these runs spend epsilon {upwards(total, places=3)} at delta "
-        f"{asked.recipe.privacy.delta:g} (PLD) on the images that they were trained on. Those held "
-        "out are not covered. (--private releases the best of a random number of runs for less.)"
+        f"{asked.recipe.privacy.delta:g} (PLD) on the images that they were trained on.{counted} "
+        "Those held out are not covered. (--private releases the best of a random number of runs "
+        "for less.)"
     )
 
 

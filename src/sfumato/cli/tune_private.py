@@ -67,8 +67,13 @@ class Place:
     trust_code: Sequence[str]
 
 
-def refuse_adaptive(*, trials: int | None, cheaper: int, part: str | None) -> None:
+def refuse_adaptive(*, trials: int | None, cheaper: int, part: str | None, pruner: str) -> None:
     """Refuse options of the search that looks at results."""
+    if pruner != "none":
+        raise UserError(
+            "--pruner stops runs by exact results on held-out images, which would be known by the "
+            "steps that were taken: with --private every run is taken to its end. Leave it out."
+        )
     if trials is not None:
         raise UserError(
             "--trials proposes runs from the results of others, and says how many there are: with "

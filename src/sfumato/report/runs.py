@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from sfumato.data.catalogue import canonical
 from sfumato.errors import UserError
-from sfumato.privacy.accounting.accountants import epsilon, merge
+from sfumato.privacy.accounting.accountants import Step, epsilon, merge
+from sfumato.privacy.accounting.exposure import steps_from_list
 from sfumato.run import Run
 
 
@@ -41,20 +42,37 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def together(runs: Sequence[Run]) -> float | None:
+def together(runs: Sequence[Run], *, planned: Collection[Run] = ()) -> float | None:
     """The epsilon that private runs spend together on the same images if all are made known.
 
     By PLD, at their common delta; None where there are not at least two with one delta, where one
     is the best of several, which PLD cannot count, or where two have one seed: they have the same
     noise then, which cancels between them.
+
+    Args:
+        runs: The runs.
+        planned: Those of them that count with every step that was planned. The epsilon of the
+            steps taken does not hold for a run that results decided the end of.
     """
     private = [run for run in runs if run.private and run.epsilon]
     if len(private) < 2 or len({run.recipe.privacy.delta for run in private}) != 1:
         return None
     if share_seed(private) or any(run.guarantee and run.guarantee.selection for run in private):
         return None
-    history = [step for run in private for step in (*run.origin.before, *run.history)]
+    history = [
+        step
+        for run in private
+        for step in (*run.origin.before, *(_plan(run) if run in planned else run.history))
+    ]
     return epsilon(merge(history), delta=private[0].recipe.privacy.delta) if history else None
+
+
+def _plan(run: Run) -> tuple[Step, ...]:
+    """Every step that a run's ledger states to be planned."""
+    header = run.header
+    if "sigmas" in header:
+        return steps_from_list(header["sigmas"])
+    return (Step(float(header["rate"]), float(header["sigma"]), int(header["steps"])),)
 
 
 def share_seed(runs: Sequence[Run]) -> bool:

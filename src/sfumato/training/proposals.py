@@ -44,6 +44,8 @@ class Trial:
         seconds: Training time; None if its run does not state it.
         folder: Its run folder, within that of all trials.
         note: The reason why it has no accuracy, or nothing.
+        pruned: The step after which it was stopped, because others were better then; None if it
+            came to its end. Accuracy and epsilon are those of that step.
     """
 
     settings: dict[str, Any]
@@ -52,6 +54,12 @@ class Trial:
     seconds: float | None
     folder: str
     note: str = ""
+    pruned: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether it came to its end, so that it can be the best."""
+        return not self.note and self.pruned is None
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Trial:
@@ -68,8 +76,14 @@ class Trial:
             raise ValueError("a number is none")
         if not isinstance(trial.settings, dict) or not isinstance(trial.note, str):
             raise ValueError("the settings are no table")
-        if not isinstance(trial.folder, str) or Path(trial.folder).name != trial.folder:
+        if (
+            not isinstance(trial.folder, str)
+            or Path(trial.folder).name != trial.folder
+            or (trial.folder in ("", ".."))
+        ):
             raise ValueError("the folder is not one of the trials'")
+        if trial.pruned is not None and (type(trial.pruned) is not int or trial.pruned < 0):
+            raise ValueError("the step is no whole number")
         return trial
 
 
@@ -186,10 +200,13 @@ def _asked(choices: Mapping[str, Choice], done: Sequence[Trial], seed: int) -> d
         if trial.settings.keys() == choices.keys():
             known = {k: _position(choices[k], v) for k, v in trial.settings.items()}
             if None not in known.values():
+                ended: dict[str, Any] = {"value": trial.accuracy}
+                if trial.pruned is not None:
+                    values = {trial.pruned: trial.accuracy}
+                    state = optuna.trial.TrialState.PRUNED
+                    ended = {"state": state, "intermediate_values": values}
                 study.add_trial(
-                    optuna.trial.create_trial(
-                        params=known, distributions=spaces, value=trial.accuracy
-                    )
+                    optuna.trial.create_trial(params=known, distributions=spaces, **ended)
                 )
     return {k: _value(choices[k], v) for k, v in study.ask(spaces).params.items()}
 

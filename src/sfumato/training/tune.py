@@ -25,6 +25,7 @@ from sfumato.training import metrics, run_folder, setup
 from sfumato.training.initial import prior, start
 from sfumato.training.pipeline import resume, train
 from sfumato.training.proposals import Choice, Range, Trial, corners, proposals
+from sfumato.training.pruning import Pruned, accuracies, check_pruner, pruning
 from sfumato.training.recipe_data import dataset_of
 from sfumato.training.reporter import Reporter, Silent
 from sfumato.training.trouble import Diverged
@@ -87,6 +88,7 @@ def tune(
     root: Path | None = None,
     device: str = "auto",
     trust_code: Sequence[str] = (),
+    pruner: str = "none",
     watch: Callable[[], AbstractContextManager[Reporter]] = lambda: nullcontext(Silent()),
     after: Callable[[Trial], None] = lambda _: None,
     elsewhere: Callable[[str], None] = lambda _: None,
@@ -107,30 +109,37 @@ def tune(
         device: `auto`, `cpu`, `cuda` or `mps`.
         trust_code: Modules outside sfumato whose models the recipe, or the weights that it starts
             from, may name.
+        pruner: One of `pruning.PRUNERS`, which stops runs that are worse than others were.
         watch: Makes a reporter for one run.
         after: Called with each new result.
         elsewhere: Called with the name of each run that another process is making.
     """
     base = checked(recipe, choices)
+    check_pruner(pruner)
     if trials is None and any(isinstance(choice, Range) for choice in choices.values()):
         raise UserError("A range has no end of values: say with --trials how many runs to make.")
     if trials is not None and part != _ALL:
         raise UserError("--trials proposes one run after the other: --part is for combinations.")
     done = _opened(out, base, cheaper)
+    for trial in done:
+        _forget_key(out, trial)  # A kill may have come in between.
     for settings in proposals(choices, done, trials, part):
         chosen = base.replace(settings)
         if cheaper > 1:
             donor = start.open_donor(chosen, trust_code=trust_code)
-            before = donor.origin.before if donor else ()
+            spent = donor.origin.before if donor else ()
             examples = dataset_of(chosen.data, root=root).train.examples
-            chosen = lighter(chosen, examples, cheaper, before=before)
+            chosen = lighter(chosen, examples, cheaper, before=spent)
         where = out / _name(settings)
         try:
             with alone(where):
                 if any(trial.settings == settings for trial in _read(out)):
                     continue
-                trial = _run(chosen, settings, where, root, device, trust_code, watch)
+                before = [accuracies(out / one.folder) for one in _read(out) if not one.note]
+                with pruning(pruner, before):
+                    trial = _run(chosen, settings, where, root, device, trust_code, watch)
                 json_lines.append(out / TRIALS, json.dumps(asdict(trial)))
+                _forget_key(out, trial)
         except InUse:
             elsewhere(where.name)
             continue
@@ -176,7 +185,10 @@ def sentence(
     tried = "; ".join(f"{key} {_in_words(values)}" for key, values in tried_of(trials).items())
     light = f" with 1/{cheaper} of batch and noise" if cheaper > 1 else ""
     runs = "one run" if len(trials) == 1 else f"{len(trials)} runs"
-    return f"the accuracy of {runs}{light} on {held}: {tried}"
+    pruned = sum(trial.pruned is not None for trial in trials)
+    were = "was" if pruned == 1 else "were"
+    some = f", of which {pruned} {were} stopped early," if pruned else ""
+    return f"the accuracy of {runs}{light}{some} on {held}: {tried}"
 
 
 def tried_of(trials: Sequence[Trial]) -> dict[str, list[Any]]:
@@ -241,6 +253,12 @@ def _name(settings: dict[str, Any]) -> str:
     return f"trial-{digest[:8]}"
 
 
+def _forget_key(out: Path, trial: Trial) -> None:
+    """Delete the key of a run that ended before its last step, and does not go on."""
+    if not trial.whole:
+        (out / trial.folder / run_folder.KEY).unlink(missing_ok=True)
+
+
 def _run(
     recipe: Recipe,
     settings: dict[str, Any],
@@ -263,8 +281,11 @@ def _run(
                         recipe, out=where, root=root, device=device, reporter=reporter,
                         trust_code=trust_code,
                     )  # fmt: skip
+    except Pruned as end:
+        last = metrics.read(where / run_folder.METRICS)[-1]
+        spent, seconds = last.get("epsilon"), last.get("seconds")
+        return Trial(settings, end.accuracy, spent, seconds, where.name, pruned=end.step)
     except Diverged as reason:
-        (where / run_folder.KEY).unlink(missing_ok=True)
         note = "It diverged: the loss or the weights grew beyond all bounds."
         if recipe.exact_metrics:
             note = " ".join(str(reason).split())
