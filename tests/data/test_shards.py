@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from data_layouts import image_bytes, write_shards, write_tar
 from PIL import Image
 
-from sfumato.data import decode_block, load, shards
+from sfumato.data import decode_block, load, shards, worker
+from sfumato.data.cache import forget
 from sfumato.errors import UserError
 from sfumato.recipes.choice import choose
 
@@ -221,3 +225,86 @@ def test_a_tar_file_beside_class_folders_is_no_shard(tmp_path):
     write_tar(tmp_path / "backup.tar", {"a": b""})
     assert not shards.holds_shards(tmp_path)
     assert any("1 × .tar" in note for note in load(tmp_path).notes)
+
+
+def indexed(monkeypatch) -> list[str]:
+    """The names of the shards whose headers are read from now on."""
+    seen: list[str] = []
+    whole = worker.index_shard
+
+    def counted(path):
+        seen.append(Path(path).name)
+        return whole(path)
+
+    monkeypatch.setattr(worker, "index_shard", counted)
+    return seen
+
+
+def test_the_second_start_reads_no_headers(tmp_path, monkeypatch, cache):
+    root = write_shards(tmp_path / "data", 20)
+    names = sorted(path.name for path in root.glob("*.tar"))
+    seen = indexed(monkeypatch)
+    first = load(root)
+    assert sorted(seen) == names
+    kept = sorted((cache / "decoded").glob("*.index"))
+    assert len(kept) == len(names) and all(path.stat().st_mode & 0o077 == 0 for path in kept)
+    seen.clear()
+    again = load(root)
+    assert not seen
+    assert again.fingerprint() == first.fingerprint() and again.classes == first.classes
+    assert again.notes == first.notes
+    load(root, cache=False)
+    assert sorted(seen) == names, "nothing of the cache is used where none is wanted"
+
+
+def test_a_changed_shard_is_seen(tmp_path, monkeypatch, cache):
+    """Other labels, in a shard of the same name and size: it alone is read again."""
+    root = write_shards(tmp_path / "data", 20)
+    before = load(root)
+    shard = sorted(root.glob("*.tar"))[1]
+    content, status = shard.read_bytes(), shard.stat()
+    with tarfile.open(shard) as file:
+        label = next(m for m in file.getmembers() if m.name.endswith(".cls"))
+    shard.write_bytes(
+        content[: label.offset_data] + b"2" + content[label.offset_data + 1 :]
+        if content[label.offset_data : label.offset_data + 1] != b"2"
+        else content[: label.offset_data] + b"1" + content[label.offset_data + 1 :]
+    )
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert shard.stat().st_size == status.st_size
+    seen = indexed(monkeypatch)
+    after = load(root)
+    assert seen == [shard.name]
+    assert after.fingerprint() != before.fingerprint()
+    assert len(list((cache / "decoded").glob("*.index"))) == len(list(root.glob("*.tar")))
+    assert load(root).fingerprint() == after.fingerprint() and seen == [shard.name]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"null", b"{}", b"[" * 10_000, b'{"source": "numbers", "keys": ["a"]}']
+)
+def test_a_damaged_index_is_made_again(tmp_path, monkeypatch, cache, content):
+    root = write_shards(tmp_path / "data", 6)
+    first = load(root)
+    kept = sorted((cache / "decoded").glob("*.index"))
+    whole = [path.read_bytes() for path in kept]
+    kept[0].write_bytes(content)
+    seen = indexed(monkeypatch)
+    assert load(root).fingerprint() == first.fingerprint()
+    assert len(seen) == 1 and [path.read_bytes() for path in kept] == whole
+
+
+def test_labels_that_a_cut_index_lacks_are_not_taken(tmp_path, monkeypatch, cache):
+    root = write_shards(tmp_path / "data", 6)
+    first = load(root)
+    kept = sorted((cache / "decoded").glob("*.index"))[0]
+    index = json.loads(kept.read_text())
+    kept.write_text(json.dumps(index | {"labels": index["labels"][:-1]}))
+    assert load(root).fingerprint() == first.fingerprint()
+
+
+def test_forgetting_removes_the_index(tmp_path, cache):
+    load(write_shards(tmp_path / "data", 6))
+    assert list((cache / "decoded").iterdir())
+    assert forget(cache) > 0
+    assert not list((cache / "decoded").glob("*.index"))

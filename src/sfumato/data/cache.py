@@ -28,8 +28,11 @@ from sfumato.io import json_lines, locks
 from sfumato.io.atomic import write_whole
 
 HEADER_BYTES = 128
-_SUBFOLDER = "decoded"
-_SUFFIXES = (".json", ".npy", ".partial", ".journal")
+SUBFOLDER = "decoded"
+INDEX = ".index"
+"""Ending of the contents of tar shards, which lie beside the images."""
+
+_SUFFIXES = (".json", ".npy", ".partial", ".journal", INDEX)
 _BETWEEN_SYNCS = 5.0
 _SPARE_BYTES = 1 << 26
 """Room to leave on the disk for everything else."""
@@ -40,8 +43,8 @@ _CHUNK_BYTES = 1 << 24
 def open_entry(folder: Path, key: str) -> tuple[Array, dict[str, Any]] | None:
     """The array and the description stored under a key, or None if there is no whole entry."""
     try:
-        description = json_lines.parse((folder / _SUBFOLDER / f"{key}.json").read_text("utf-8"))
-        array = np.load(folder / _SUBFOLDER / f"{key}.npy", mmap_mode="r", allow_pickle=False)
+        description = json_lines.parse((folder / SUBFOLDER / f"{key}.json").read_text("utf-8"))
+        array = np.load(folder / SUBFOLDER / f"{key}.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     if not isinstance(description, dict) or list(array.shape) != description.get("shape"):
@@ -56,7 +59,7 @@ def being_written(folder: Path, key: str) -> Iterator[Unfinished]:
     Raises:
         OSError: the cache cannot be written.
     """
-    home = folder / _SUBFOLDER
+    home = folder / SUBFOLDER
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(home, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -205,7 +208,7 @@ def moved_together(rows: Array, kept: Array) -> None:
 
 def forget(folder: Path) -> int:
     """Remove every entry and return the bytes that they took."""
-    home, freed = folder / _SUBFOLDER, 0
+    home, freed = folder / SUBFOLDER, 0
     for path in sorted(home.iterdir()) if home.is_dir() else ():
         if path.suffix in _SUFFIXES:
             status = path.stat()  # A partial file has holes, and Windows does not count blocks.

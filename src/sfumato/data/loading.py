@@ -53,6 +53,7 @@ class _Asked(NamedTuple):
     columns: tuple[str, ...]
     field: str
     mixed: bool
+    cache: Path | None
 
 
 def load(
@@ -142,12 +143,11 @@ def load(
         _check_no_paths(unit_pattern)
         dataset = read_npz(place, bits=bits, **split)
     elif entry is None or entry.name in ("imagenette", "tiny-imagenet"):
+        kept = locate.cache_folder() if cache else None
+        fields = unit_field, mixed_photometric
+        asked = _Asked(unit, unit_pattern, tuple(columns), *fields, kept)
         dataset = read_listing(
-            _listing(
-                entry,
-                place,
-                _Asked(unit, unit_pattern, tuple(columns), unit_field, mixed_photometric),
-            ),
+            _listing(entry, place, asked),
             name=entry.name if entry else _name(place),
             size=shape or (entry.size if entry else None),
             channels=channels or (entry.channels if entry else None),
@@ -283,7 +283,7 @@ def _listing(entry: Entry | None, place: Path, asked: _Asked) -> Listing:
     if entry is None and is_table(place) and place.is_file():
         listing = list_table(place, columns=asked.columns, unit=unit, pattern=pattern)
     else:
-        listing = _by_place(entry, place)
+        listing = _by_place(entry, place, asked.cache)
     dicom = holds_dicom(listing)
     if listing.units is None and (pattern or not dicom):
         listing = units_from_paths(listing, unit, pattern)
@@ -292,11 +292,11 @@ def _listing(entry: Entry | None, place: Path, asked: _Asked) -> Listing:
     return dicom_frames(listing, unit=unit, field=asked.field, mixed=asked.mixed)
 
 
-def _by_place(entry: Entry | None, place: Path) -> Listing:
+def _by_place(entry: Entry | None, place: Path, cache: Path | None) -> Listing:
     if entry is not None:
         return list_imagenette(place) if entry.name == "imagenette" else list_tiny_imagenet(place)
     if not place.is_dir() or holds_shards(place):
-        return list_shards(place)
+        return list_shards(place, cache=cache)
     return list_folder(place)
 
 

@@ -20,6 +20,7 @@ from sfumato.data.listing import PARTS, Listing, some
 from sfumato.data.packed_names import PackedNames
 from sfumato.data.progress_bar import progress
 from sfumato.data.shard_index import ShardIndex
+from sfumato.data.shard_index_cache import Entry
 from sfumato.data.workers import cores, processes, spread
 from sfumato.errors import UserError
 
@@ -49,7 +50,7 @@ def holds_shards(folder: Path) -> bool:
     return parts and any(_shards_in(folder / name) for name in names)
 
 
-def list_shards(given: Path) -> Listing:
+def list_shards(given: Path, *, cache: Path | None = None) -> Listing:
     """Find the classes and images of tar shards, and their own split into parts if they have one.
 
     Shards belong to a part by the folder they are in, or by a word of their names, such as
@@ -59,13 +60,14 @@ def list_shards(given: Path) -> Listing:
 
     Args:
         given: a folder, one tar file or a pattern.
+        cache: the user's cache, where the contents of shards are kept; None to keep nothing.
 
     Raises:
         UserError: there are no such shards, or one of them cannot be used.
     """
     parts = _parts(given)
     shards = tuple(chain.from_iterable(parts.values()))
-    found = _indexed(shards)
+    found = _indexed(shards, cache)
     classes, labels = _classes(given, shards, found)
     counts = [len(shard.keys) for shard in found]
     spans = np.concatenate([shard.spans for shard in found])
@@ -196,27 +198,40 @@ class _Shard:
     names: list[str]
     ignored: dict[str, int]
 
+    @classmethod
+    def of(cls, index: ShardIndex) -> _Shard:
+        """The same in arrays."""
+        return cls(
+            index.source,
+            PackedNames(index.keys),
+            np.array(index.spans, dtype=np.int64).reshape(-1, 2),
+            np.array(index.labels, dtype=np.int64),
+            index.names,
+            index.ignored,
+        )
 
-def _indexed(shards: tuple[Path, ...]) -> list[_Shard]:
-    """The contents of each shard, read on all cores."""
+
+def _indexed(shards: tuple[Path, ...], cache: Path | None) -> list[_Shard]:
+    """The contents of each shard: from the cache, or read on all cores and kept there."""
+    # Named by the state of the shards before they are read.
+    entries = None if cache is None else [Entry.of(cache, path) for path in shards]
     found: dict[int, _Shard] = {}
-    size = sum(path.stat().st_size for path in shards)
+    for number, entry in enumerate(entries or ()):
+        if (index := entry.read()) is not None:
+            found[number] = _Shard.of(index)
+    missing = [(number, path) for number, path in enumerate(shards) if number not in found]
+    size = sum(path.stat().st_size for _, path in missing)
     with ExitStack() as stack:
-        several = cores() > 1 and len(shards) > 1 and size >= _WORTH_PROCESSES
+        several = cores() > 1 and len(missing) > 1 and size >= _WORTH_PROCESSES
         call = stack.enter_context(processes()) if several else worker.work
-        advance = stack.enter_context(progress("reading shards", len(shards)))
+        advance = stack.enter_context(progress("reading shards", len(shards), done=len(found)))
         for (number, _), answer in spread(
-            enumerate(shards), lambda job: call({"shard": str(job[1])}), cores()
+            missing, lambda job: call({"shard": str(job[1])}), cores()
         ):
             index = ShardIndex(**answer)
-            found[number] = _Shard(
-                index.source,
-                PackedNames(index.keys),
-                np.array(index.spans, dtype=np.int64).reshape(-1, 2),
-                np.array(index.labels, dtype=np.int64),
-                index.names,
-                index.ignored,
-            )
+            found[number] = _Shard.of(index)
+            if entries is not None:
+                entries[number].write(index)
             advance(1)
     return [found[number] for number in range(len(shards))]
 
