@@ -78,6 +78,9 @@ class Data:
     per_unit: int = _setting(
         4, "most images of a unit that enter a step, chosen at random in each", least=1
     )
+    balance: list[float] = _setting(  # noqa: RUF009
+        [], "one number per class: how often its images are drawn beside others, not counted"
+    )
     public: bool = _setting(False, "you declare these images public: not for a private run")
     skip_unreadable: bool = _setting(False, "go on without images that cannot be read")
     cache: bool = _setting(True, "keep a folder's decoded images in your cache, for the next start")

@@ -15,6 +15,9 @@ from sfumato.text import words_in_markdown as escaped
 
 START = "Where the first weights came from"
 CHOICE = "The choice among several runs"
+_CLASSES_SHOWN = 20
+"""Classes whose rates a statement lists."""
+
 ACCOUNTANTS = {"pld": "PLD (privacy loss distribution)", "rdp": "RDP (Rényi)"}
 
 
@@ -71,9 +74,10 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
     """The guarantee and the mechanism in numbers, a row each."""
     other = {"pld": "rdp", "rdp": "pld"}[g.accountant]
     role = "" if g.own_loop else ", which calibrated the run"
+    most, balanced = ("at most ", " before balancing") if g.balance else ("", "")
     sampling = (
-        f"Poisson: each {g.unit} in each step with probability q = {g.rate:.6g} "
-        f"(expected batch {g.batch:g})"
+        f"Poisson: each {g.unit} in each step with probability {most}q = {g.rate:.6g} "
+        f"(expected batch {g.batch:g}{balanced})"
     )
     found = [
         ("unit of privacy", f"one {g.unit}{_images(g)}"),
@@ -89,6 +93,7 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         ("δ", f"{g.delta:g}"),
         (f"training {g.unit}s N", f"{g.examples}{_canaries(g)}"),
         ("sampling", sampling),
+        *([("balance of classes", _balance(g))] if g.balance else []),
         ("steps", steps(g)),
         ("clipping", escaped(g.clipping)),
         ("noise multiplier σ", _sigma(g)),
@@ -104,6 +109,16 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         alone = f"{before}, ε = {upwards(g.start_epsilon, places=4)} alone"
         found.append(("steps of the start, counted above", alone))
     return found
+
+
+def _balance(g: Guarantee) -> str:
+    """The rates of classes beside q, and whose rate epsilon counts."""
+    shown = [f"{rate:.3g}" for rate in g.balance[:_CLASSES_SHOWN]]
+    more = ["…"] if len(g.balance) > _CLASSES_SHOWN else []
+    return (
+        f"{g.unit}s of a class enter a step with probability q times {', '.join([*shown, *more])} "
+        "(in the order of classes; settings, not counted from the data); ε counts q for all"
+    )
 
 
 def _images(g: Guarantee) -> str:

@@ -39,40 +39,52 @@ class Guarantee:
         private: False for training without noise.
         unit: The unit of privacy: `image`, a word such as `patient`, or `example` in an own loop.
         delta: As in (epsilon, delta).
-    accountant: The accountant that calibrated the noise. epsilon: Epsilon spent, by accountant,
-        including the steps of the start and the choice among several runs, which `rdp` alone can
-        count. group_epsilon: The same by number of units of one person, by PLD or, with a choice,
-        from that of one; infinite above 100. selection: The choice of this run as the best of
-        several; None if there was none. run_epsilon: Epsilon without that choice, by accountant;
-        empty if there was none. budget: The epsilon that was asked for; None in an own loop.
-        examples: Number of training examples N; treated as public. batch: Expected batch. rate:
-        Sampling probability q of an example in a step. steps: The steps that epsilon counts, equal
-        ones together, without those of the start. taken: Steps taken; fewer than those counted
-        where results decided when to stop. planned: Steps planned; None in an own loop. clipping:
-        The clipping rule in words, with its sensitivity. clip: The clipping norm C, of the first
-        step if it changes; None without a bound. images_per_unit: Most images of a unit in a step,
-        averaged before clipping; 0 for any number. views: Augmented views per image, averaged
-        before clipping. averaged: True if averaged weights were released. seeded: True if the
-        random numbers follow from a stated seed. noise_source: Generator of the random numbers;
-        empty if it was not recorded. public: True if the user declared the training data public.
+        accountant: The accountant that calibrated the noise.
+        epsilon: Epsilon spent, by accountant, including the steps of the start and the choice among
+            several runs, which `rdp` alone can count.
+        group_epsilon: The same by number of units of one person, by PLD or, with a choice, from
+            that of one; infinite above 100.
+        selection: The choice of this run as the best of several; None if there was none.
+        run_epsilon: Epsilon without that choice, by accountant; empty if there was none.
+        budget: The epsilon that was asked for; None in an own loop.
+        examples: Number of training examples N; treated as public.
+        batch: Expected batch.
+        rate: Sampling probability q of an example in a step; with `balance` the highest.
+        steps: The steps that epsilon counts, equal ones together, without those of the start.
+        taken: Steps taken; fewer than those counted where results decided when to stop.
+        planned: Steps planned; None in an own loop.
+        clipping: The clipping rule in words, with its sensitivity.
+        clip: The clipping norm C, of the first step if it changes; None without a bound.
+        images_per_unit: Most images of a unit in a step, averaged before clipping; 0 for any
+            number.
+        balance: Shares of q that examples of each class are drawn with, in the order of classes,
+            the largest 1; empty if all are drawn with q.
+        views: Augmented views per image, averaged before clipping.
+        averaged: True if averaged weights were released.
+        seeded: True if the random numbers follow from a stated seed.
+        noise_source: Generator of the random numbers; empty if it was not recorded.
+        public: True if the user declared the training data public.
         batchnorm_to: The layer that replaced every BatchNorm, `groupnorm`; empty if none did.
-        train_metrics: True if exact metrics of training batches were written. validation: Examples
-        held out for validation; None if their number is not known. split: The rule by which
-        examples were held out, in a sentence; empty if it is not known. looked: Decisions by
-        looking at examples without noise, a sentence each. rates_looked: True if the learning rates
-        were among them. tuned: The way in which settings were tuned, in the recipe's words; empty
-        if it has none. start: The origin of the initial weights, in words; empty if from scratch.
+        train_metrics: True if exact metrics of training batches were written.
+        validation: Examples held out for validation; None if their number is not known.
+        split: The rule by which examples were held out, in a sentence; empty if it is not known.
+        looked: Decisions by looking at examples without noise, a sentence each.
+        rates_looked: True if the learning rates were among them.
+        tuned: The way in which settings were tuned, in the recipe's words; empty if it has none.
+        start: The origin of the initial weights, in words; empty if from scratch.
         start_steps: Steps that the start took on the same examples; `epsilon` counts them.
-        start_epsilon: Epsilon of those steps alone, by the accountant of the run. start_seeded:
-        True if their noise follows from a stated seed. start_names: Other data sets, by name, on
-        which some of them were taken. start_looked: As `looked`, for the training of the start.
-        exposures: All data sets that the weights depend on, the training data first. own_loop: True
-        if the training loop was not sfumato's, which makes it conditional. checked: True if the
-        model was checked before the first batch and while training. checked_at_end: True if it was
-        also checked with the last weights. versions: Versions of the programs that made it, by
-        name. digests: SHA-256 of the recipe and of the weights' tensors, where there are files.
-        canaries: Examples among N that were added for an audit. audit: Its result, if there was
-        one.
+        start_epsilon: Epsilon of those steps alone, by the accountant of the run.
+        start_seeded: True if their noise follows from a stated seed.
+        start_names: Other data sets, by name, on which some of them were taken.
+        start_looked: As `looked`, for the training of the start.
+        exposures: All data sets that the weights depend on, the training data first.
+        own_loop: True if the training loop was not sfumato's, which makes it conditional.
+        checked: True if the model was checked before the first batch and while training.
+        checked_at_end: True if it was also checked with the last weights.
+        versions: Versions of the programs that made it, by name.
+        digests: SHA-256 of the recipe and of the weights' tensors, where there are files.
+        canaries: Examples among N that were added for an audit.
+        audit: Its result, if there was one.
     """
 
     data: str
@@ -94,6 +106,7 @@ class Guarantee:
     clipping: str = ""
     clip: float | None = None
     images_per_unit: int = 1
+    balance: tuple[float, ...] = ()
     views: int = 1
     averaged: bool = False
     seeded: bool = False
@@ -352,6 +365,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "int | None": _optional(_count),
     "float | None": _optional(_number),
     "tuple[str, ...]": _each(_is(str)),
+    "tuple[float, ...]": _each(_number),
     "tuple[Step, ...]": _each(_step),
     "tuple[Exposure, ...]": _each(_exposure),
     "Selection | None": _optional(Selection.from_dict),
@@ -360,7 +374,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "Mapping[str, str]": _by(str, _is(str)),
     "AuditResult | None": _optional(AuditResult.from_dict),
 }
-_LATER = frozenset(("images_per_unit", "selection", "run_epsilon"))
+_LATER = frozenset(("images_per_unit", "balance", "selection", "run_epsilon"))
 """Fields that files of earlier versions lack; they have the default there."""
 
 _READERS = {f.name: _KINDS[str(f.type)] for f in fields(Guarantee)}

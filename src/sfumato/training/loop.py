@@ -34,6 +34,7 @@ from sfumato.training import (
     trouble,
 )
 from sfumato.training.averaging import Average
+from sfumato.training.balance import Balance
 from sfumato.training.canaries import CanaryPlan
 from sfumato.training.class_weights import loss_of
 from sfumato.training.draw_feed import DrawFeed
@@ -114,6 +115,7 @@ class Loop:
             self.average = Average(
                 self.model, t.average, kind=t.average_kind, steps=self.plan.steps
             )
+        self.balance = Balance(r.data.balance, self.dataset.train.labels, self.randomness)
         self.canaries = canary_steps.begin(self.canary_plan, self)
         self.epoch = 1 / self.plan.sampler.rate
         self.watch = schedules.watch(r, self.epoch)
@@ -244,7 +246,7 @@ class Loop:
             draw: The examples of this step, for measurements of speed only; the sampler's if None.
 
         Guarantee: The step's event is in the ledger before the noisy gradient exists on any rank;
-        every drawn example is accumulated exactly once, however the draw is split.
+        every drawn example that stays is accumulated exactly once, however the draw is split.
         """
         number = self.step + 1
         self.private.noise = self.plan.noise_at(number)
@@ -252,6 +254,7 @@ class Loop:
             self.private.clipping = self.plan.clipping_at(number, self.private.clipping)
         if draw is None:
             draw = self.plan.sampler.whole_draw(self.randomness.stream(number, "sample"))
+            draw = self.balance.stay(draw, number)
         # For dropout and the like, which need not be the same on all ranks.
         generator = self.randomness.generator(number, f"model{self.ranks.rank or ''}")
         with devices.seeded(generator.initial_seed(), self.device):

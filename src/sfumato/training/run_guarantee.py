@@ -27,6 +27,7 @@ from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
 from sfumato.training import run_folder, schedules
+from sfumato.training.balance import relative_rates
 from sfumato.training.classifier import STATEMENT, TENSORS, read_weights, statement_digest
 from sfumato.training.initial.start import Origin, known_as
 from sfumato.training.recipe_data import split_in_words
@@ -108,6 +109,7 @@ def guarantee_of(
         clip=float(header.get("clip", p.clip)),
         unit=recipe.data.unit,
         images_per_unit=1 if recipe.data.unit == "image" else recipe.data.per_unit,
+        balance=relative_rates(recipe.data.balance),
         views=t.views + t.self_mix,
         averaged=bool(t.average),
         seeded=t.seed is not None,

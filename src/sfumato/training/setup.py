@@ -34,6 +34,7 @@ from sfumato.privacy.statement import delta_warning, epsilon_warning
 from sfumato.recipe import Recipe
 from sfumato.settings import Augment, Privacy, Training
 from sfumato.training import schedules
+from sfumato.training.balance import check_balance
 from sfumato.training.class_weights import check_class_weights
 from sfumato.training.initial import parameters
 from sfumato.training.initial.start import Donor
@@ -209,6 +210,7 @@ def check_methods(
     """Refuse methods that do not fit this model or data, and warn about useless settings."""
     schedules.check(recipe, dataset)
     check_class_weights(recipe, dataset.classes)
+    check_balance(recipe, dataset.classes)
     named = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
     plan.clipping.bind(list(named), list(named.values()))
     warning = delta_warning(
