@@ -93,7 +93,8 @@ def test_what_is_asked_at_a_terminal(
     assert (recipe.data.unit, recipe.privacy.epsilon) == ("image", 2.0)
 
 
-@pytest.mark.parametrize("units", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("units", [True, False])
 def test_a_table(sfumato: Run, tmp_path: Path, units: bool) -> None:
     done = sfumato("init", table(tmp_path, units=units), "--yes", "--epsilon", "3", *QUICK)
     assert done.code == 0, done.err
@@ -113,6 +114,7 @@ def test_an_npz_with_two_groups_is_not_one_with_patients(sfumato: Run, tmp_path:
     assert recipes.find("recipe.toml").data.unit == "image"
 
 
+@pytest.mark.slow
 def test_dicom_files_stay_unnamed(sfumato: Run, tmp_path: Path) -> None:
     pytest.importorskip("pydicom")
     scans = write_scans(tmp_path / "scans", 45)

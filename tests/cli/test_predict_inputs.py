@@ -148,7 +148,7 @@ def test_a_run_keeps_its_window_with_the_weights(sfumato: Run, tmp_path: Path) -
     assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize("window", [(1.0,), (0.0, 1.0), (0.0, float("nan")), (0.0, "3")])
+@pytest.mark.parametrize("window", [(), (1.0,), (0.0, 1.0), (0.0, float("nan")), (0.0, "3")])
 def test_a_description_with_an_impossible_window_is_refused(window: tuple[object, ...]) -> None:
     with pytest.raises(ValueError, match="window"):
         Description("m", {}, ("a",), 1, (8, 8), (0.5,), (0.5,), window=window)

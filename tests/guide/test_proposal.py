@@ -49,7 +49,7 @@ def proposed(dataset: Dataset, seconds: float = 1e-5, **wishes: object) -> objec
     ("count", "channels", "seconds", "base"),
     [
         (5000, 3, 1e-5, "images"),  # A GPU, or as quick.
-        (5000, 1, 0.05, "wavelets"),
+        pytest.param(5000, 1, 0.05, "wavelets", marks=pytest.mark.slow),
         (1000, 3, 1e-5, "last-layer"),  # Better with so few, however quick the machine.
     ],
 )
@@ -73,6 +73,7 @@ def test_a_plan_spends_the_budget_on_the_number_of_units() -> None:
     assert 1.98 < spent <= 2
 
 
+@pytest.mark.slow
 def test_half_of_the_work_where_the_whole_is_too_long() -> None:
     whole = proposed(images(5000))
     tight = proposed(images(5000), minutes=0.6 * whole.seconds / 60)

@@ -93,7 +93,7 @@ class Description:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels or not all(_is_number(v) for v in values):
                 raise ValueError(f"{name} is not a number for each channel")
-        edges = self.window or (0, 2)
+        edges = (0, 2) if self.window is None else self.window
         if len(edges) != 2 or not all(_is_number(v) for v in edges) or not edges[1] > 1:
             raise ValueError("window is not a centre and a width greater than 1")
         if not all(isinstance(part, dict) for part in (self.options, self.guarantee)):
