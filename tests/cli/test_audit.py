@@ -52,6 +52,9 @@ def test_a_finished_run_is_attacked(sfumato: Run, finished: Path, tmp_path: Path
     assert result.code == 0, result
     for words in ("1438 training images against 359", "AUROC", "0.1 %", "not a lower bound"):
         assert words in result.out
+    assert "With 359 images held out, one false alarm is 0.28 %" in result.out
+    rates = [line for line in result.out.splitlines() if line.startswith("found at")]
+    assert len({line.index("false alarms") for line in rates}) == 1
     found = json.loads((tmp_path / "membership.json").read_text())
     assert 0.4 < found["auroc"] < 0.6
     assert set(found["true_positive_rates"]) == {"0.001", "0.01", "0.1"}
@@ -70,4 +73,4 @@ def test_what_cannot_be_audited_is_a_sentence(sfumato: Run, finished: Path, tmp_
     bare = tmp_path / "bare"
     shutil.copytree(finished, bare)
     (bare / "model.safetensors").unlink()
-    refused(sfumato("audit", bare), "model.safetensors", "nothing to attack")
+    refused(sfumato("audit", bare), "model.safetensors was removed")

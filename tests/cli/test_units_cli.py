@@ -39,6 +39,8 @@ def test_training_by_patient_on_a_folder(sfumato: Run, scans: Path) -> None:
     assert f" {ledger[0]['examples']} train" in train
     assert "patient" in Path("r", run_folder.STATEMENT).read_text()
     assert sfumato("evaluate", "r", "--device", "cpu").code == 0
+    group = sfumato("budget", "r", "--group", 3).out
+    assert "ε of one patient" in group and "ε of 3 patients together" in group
     files = [p for p in Path("r").rglob("*") if p.is_file() and p.suffix != ".png"]
     assert len(files) > 5  # In compressed pictures three letters occur by chance.
     assert not [file for file in files if b"P07" in file.read_bytes()]

@@ -97,6 +97,16 @@ def test_bits_that_count(tmp_path: Path) -> None:
     assert (grey(path) == 16).all() and (grey(path, bits=12) == 255).all()
 
 
+@pytest.mark.parametrize("bits", [10, 12, 16])
+def test_dark_files_are_said_to_be_dark_where_they_state_16_bits(tmp_path: Path, bits: int) -> None:
+    """White is the largest value of the bits that a file states, so that others are not dark."""
+    for k in range(20):
+        pixels = np.full((4, 4), 900 + k, np.uint16)
+        write_dicom(tmp_path / "ab"[k % 2] / f"{k}.dcm", pixels, bits=bits)
+    notes = " ".join(load(tmp_path, cache=False).notes)
+    assert ("so they are dark" in notes) == (bits == 16)
+
+
 def parts_of(found: Dataset, patients: int = 30) -> dict[str, set[str]]:
     """The patients of each part; each frame must have its patient's unit."""
     drawn = {}

@@ -148,7 +148,13 @@ def _attack(
     echo(f"AUROC                        {found.auroc:.4f}  (0.5: nothing to tell them by)")
     for rate, value in found.found.items():
         allowed = f"at most {100 * found.allowed[rate]:.2f} % by {claim}"
-        echo(f"found at {100 * rate:g} % false alarms  {100 * value:6.2f} %  ({allowed})")
+        echo(f"found at {100 * rate:>3g} % false alarms  {100 * value:6.2f} %  ({allowed})")
+    if found.others * min(found.found) < 1:
+        echo(
+            f"With {found.others} images held out, one false alarm is {100 / found.others:.2g} %: "
+            "below that, the share found without any is shown, which may be above the limit by "
+            "chance."
+        )
     echo("This is one attack's success, not a lower bound of epsilon: audit the recipe for one.")
     for path in written:
         echo(f"Written: {path}")

@@ -50,7 +50,7 @@ def of_run(folder: Path, size: int | None, others: Sequence[object], *, json: bo
     """
     from rich.text import Text
 
-    from sfumato.privacy.statement import upwards
+    from sfumato.privacy.statement import IMAGES, upwards
     from sfumato.run import Run
 
     if any(value is not None for value in others):
@@ -79,6 +79,7 @@ def of_run(folder: Path, size: int | None, others: Sequence[object], *, json: bo
     how = "from that of one" if g.selection else "PLD of a mixture of Gaussians"
     console = Terminal()
     console.print(f"ε of one {g.unit}: {cost}, at δ = {g.delta:g}", soft_wrap=True)
-    group = f"ε of {size} {g.unit}s of one person: "
+    whose = "of one person" if g.unit in IMAGES else "together"
+    group = f"ε of {size} {g.unit}s {whose}: "
     answer = Text.assemble(group, (shown(found), "bold"), f" ({how}), at the same δ")
     console.print(answer, soft_wrap=True)

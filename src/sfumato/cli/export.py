@@ -10,6 +10,7 @@ import typer
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.io import new_file
 
 
 class Target(enum.StrEnum):
@@ -54,6 +55,7 @@ def export(
     """
     from sfumato.export import write, write_folder
     from sfumato.export.model_file import check_format
+    from sfumato.training.classifier import weights_path
 
     name = run.resolve().stem if run.is_file() else run.resolve().name
     if to is Target.huggingface:
@@ -67,7 +69,10 @@ def export(
             echo(f"Note: {missing}", err=True)
         echo(f"Written: {folder} (fill in the licence and the words in brackets in README.md)")
         return
-    path = out or Path(f"{name}{check_format(to.value, opset).ending}")
+    ending = check_format(to.value, opset).ending
+    path = out or Path(f"{name}{ending}")
+    new_file.check(path, endings=(ending,))
+    weights_path(run)
     echo(f"Exporting {run}; this may take some minutes.", err=True)
     done = write(
         run, path, to=to.value, opset=opset, data=data, root=data_root, trust_code=trust_code

@@ -218,7 +218,8 @@ def _bytes(
         grey, highest = ((shifted * 255 + white // 2) // white).astype(np.uint8), None
     else:
         grey = eight_bits(stored, min(depth, bits) if depth > _DEEP else depth)
-        highest = int(stored.max(initial=0)) if depth > _DEEP else None
+        # Where the file states fewer bits than `bits`, white is at its own.
+        highest = int(stored.max(initial=0)) if depth > _DEEP and depth >= bits else None
     return (grey if slope >= 0 else 255 - grey), highest
 
 
