@@ -1,0 +1,40 @@
+"""Mish on a CPU: the function of PyTorch, without its denormal numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from sfumato.nn import activation
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mish_is_that_of_pytorch(dtype: torch.dtype) -> None:
+    x = torch.linspace(-400, 400, 4001, dtype=dtype).requires_grad_()
+    ours, wanted = activation("mish")(x), torch.nn.functional.mish(x)
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    if dtype == torch.float64:
+        close = {"rtol": 1e-12, "atol": 1e-13}
+    torch.testing.assert_close(ours, wanted, **close)
+    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (ours, wanted)]
+    torch.testing.assert_close(*slopes, **close)
+
+
+def test_mish_computes_with_no_denormal_numbers() -> None:
+    """On them a CPU takes ten times longer."""
+    seen: list[torch.Tensor] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            seen.append(out)
+            return out
+
+    x = torch.cat([torch.linspace(-400, -1, 400), torch.linspace(1, 400, 400)])
+    with Watch():
+        activation("mish")(x)
+    assert len(seen) > 3
+    tiny = torch.finfo(torch.float32).tiny
+    for values in (t for t in seen if isinstance(t, torch.Tensor) and t.is_floating_point()):
+        assert not ((values != 0) & (values.abs() < tiny)).any()
