@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
-from torch._inductor.compile_fx import compile_fx
 
 Function = Callable[..., tuple[Tensor, ...]]
 
@@ -32,5 +31,8 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
 
     Tensors that the function reads otherwise than through its arguments are constants.
     """
+    # Loading the compiler takes seconds, and only some runs need it.
+    from torch._inductor.compile_fx import compile_fx
+
     found: Function = compile_fx(_Module(function), list(inputs))  # type: ignore[assignment, arg-type]
     return found
