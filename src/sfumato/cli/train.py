@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sfumato.cli.interruption import interruptible
 from sfumato.cli.models import BATCHNORM_TO
 from sfumato.cli.processes import GPUS, restarted, together
-from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE, again
 from sfumato.cli.trust import named as named_code
 from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN, columns_of
@@ -161,8 +161,9 @@ def _train(
     if resume is None:
         chosen = choose(recipe, given.get("data.name"), changes, options=typed(given))
     trusted = named_code(trust_code, changes)
-    with loading():
+    with loading("loading PyTorch"):
         from sfumato import api
+        from sfumato.training import pipeline as pipeline
     if resume is None and (resume := restarted(out)) is not None:
         chosen = None
     elif out is not None:
@@ -210,7 +211,7 @@ def watch(
         trusted: Code that this command line names, which going on needs again.
     """
     code = again(trusted)
-    with _interruptible(name, out, resumed, code):
+    with interruptible(name, out, resumed, code):
         from sfumato.cli.training_progress import console, watched
         from sfumato.distributed.ranks import Ranks
         from sfumato.training.loop import Stopped
@@ -228,24 +229,6 @@ def watch(
                 raise typer.Exit(128 + stopped.signal) from None
         if Ranks.current().leader:
             _say_result(run, time.monotonic() - began)
-
-
-@contextmanager
-def _interruptible(name: str, out: Path | None, resumed: Path | None, code: str) -> Iterator[None]:
-    """Say what is left when Ctrl-C comes before the first step, or a second time."""
-    from sfumato.training.run_folder import begun
-
-    before = begun(name, out)
-    try:
-        yield
-    except KeyboardInterrupt:
-        left = [resumed] if resumed else sorted(begun(name, out) - before)
-        if left:
-            folder = shlex.quote(str(left[0]))
-            echo(f"Stopped. Go on with: sfumato train --resume {folder}{code}", err=True)
-        else:
-            echo("Stopped before training began.", err=True)
-        raise typer.Exit(130) from None
 
 
 def _say_result(run: Run, seconds: float) -> None:

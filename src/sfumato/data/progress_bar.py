@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from sfumato import live
 from sfumato.text import duration, printable
 
 if TYPE_CHECKING:
@@ -39,27 +40,26 @@ def progress(
         return (done - before) / max(time.monotonic() - start, 1e-9)
 
     if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn,
+        )  # fmt: skip
 
         columns: list[str | ProgressColumn] = [
-            "{task.description}",
-            BarColumn(),
+            TextColumn("{task.description}", markup=False),  # A folder's name is text.
+            BarColumn(bar_width=24),
             MofNCompleteColumn() if not unit else f"{{task.percentage:>3.0f}}% of {total} {unit}",
             "{task.fields[speed]}",
             TimeRemainingColumn(),
         ]
-        # A folder's name is text, not markup.
-        console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-        bar = Progress(*columns, console=console, transient=True)
-        with bar:
-            task = bar.add_task(printable(label), total=total, completed=done, speed="")
+        bar = Progress(*columns)
+        task = bar.add_task(printable(label), total=total, completed=done, speed="")
 
-            def advance_bar(count: int) -> None:
-                nonlocal done
-                done += count
-                bar.update(task, advance=count, speed=_per_second(speed()))
+        def advance_bar(count: int) -> None:
+            nonlocal done
+            done += count
+            bar.update(task, advance=count, speed=_per_second(speed()))
 
+        with live.shown(bar):
             yield advance_bar
         return
 

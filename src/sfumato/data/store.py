@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -12,6 +13,12 @@ from torch import Tensor
 from sfumato.data.imageset import Array, ImageSet
 
 _OTHER_DEVICE_BUDGET = 4 << 30
+
+_PIXELS = 1 << 16
+"""Pixels of images that are run at once on a CPU. Measured with Equivariant-ResNet-9 at 64×64."""
+
+_FEWEST = 16
+"""Fewest images at once: below, the time of a call of each layer counts."""
 
 
 class ImageStore:
@@ -67,6 +74,15 @@ class ImageStore:
     def resident(self) -> bool:
         """Tell whether the images are in the memory of the device."""
         return self._resident
+
+    def at_once(self, most: int) -> int:
+        """Number of images, up to `most`, that a network runs over at once in the least time.
+
+        On a CPU what its layers make of many large images does not fit into the cache.
+        """
+        if self.device.type != "cpu":
+            return most
+        return min(most, max(_FEWEST, _PIXELS // math.prod(self._images.shape[2:])))
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels at these positions, which may repeat and may be none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sfumato.data import ImageStore
 from sfumato.data.prediction_views import averaged
+from sfumato.data.progress_bar import progress
 from sfumato.distributed.ranks import Ranks
 from sfumato.memory import BatchSize
 
@@ -19,7 +20,12 @@ _ALONE = Ranks()
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, store: ImageStore, *, test_views: str = "none", ranks: Ranks = _ALONE
+    model: nn.Module,
+    store: ImageStore,
+    *,
+    test_views: str = "none",
+    ranks: Ranks = _ALONE,
+    label: str = "",
 ) -> tuple[float, float]:
     """Accuracy and mean loss on all images of a store, of the model in evaluation mode.
 
@@ -28,16 +34,30 @@ def evaluate(
         store: The images.
         test_views: The views that outputs are averaged over (`sfumato.data.prediction_views`).
         ranks: The ranks that share the images, and all have the result.
+        label: What a bar calls the images; no bar if empty.
     """
 
-    share = ranks.share(len(store), _AT_ONCE)
+    at_once = store.at_once(_AT_ONCE)
+    share = ranks.share(len(store), at_once)
 
     def outputs(part: slice) -> tuple[Tensor, Tensor]:
         images, labels = store.gather(share[part])
         x = store.normalise(images).contiguous(memory_format=torch.channels_last)
         return averaged(model, x, test_views), labels
 
-    return _scored(model, BatchSize(_AT_ONCE).parts(len(share), outputs), ranks)
+    parts = BatchSize(at_once).parts(len(share), outputs)
+    if not label or not ranks.leader:
+        return _scored(model, parts, ranks)
+    with progress(label, len(share)) as advance:
+        return _scored(model, _counted(parts, advance), ranks)
+
+
+def _counted(
+    parts: Iterable[tuple[Tensor, Tensor]], advance: Callable[[int], None]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for logits, labels in parts:
+        advance(len(labels))
+        yield logits, labels
 
 
 @torch.no_grad()

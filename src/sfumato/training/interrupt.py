@@ -1,13 +1,17 @@
-"""Ctrl-C and SIGTERM as a request to stop after the current step."""
+"""Ctrl-C and SIGTERM as a request to stop after the current step, or within seconds."""
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+GRACE = 2.0
+"""Seconds that a step may still take when a run is asked to stop; a longer one is abandoned."""
 
 
 class Stopped(Exception):
@@ -19,10 +23,22 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Flag that is true once the run was asked to stop; a second request stops it at once."""
+    """Flag that is true once the run was asked to stop; a second request stops it at once.
 
-    def __init__(self) -> None:
+    Args:
+        grace: Seconds after a request at which the block that is under way is left with a
+            `KeyboardInterrupt`, if it has not ended by itself; None waits for it.
+
+    Attributes:
+        signal: The signal of the request, if there was one.
+        late: Whether the time of grace is over.
+    """
+
+    def __init__(self, grace: float | None = None) -> None:
         self.signal: int | None = None
+        self.late = False
+        self._grace = grace
+        self._timer: threading.Timer | None = None
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -31,12 +47,28 @@ class StopRequest:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
+        if self._grace is not None:
+            self._timer = threading.Timer(self._grace, self._hurry, [number])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _hurry(self, number: int) -> None:
+        self.late = True
+        _thread.interrupt_main(number)
+
+    def _over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a request within a `with` block (main thread only)."""
-    request = StopRequest()
+def stop_on_signal(grace: float | None = None) -> Iterator[StopRequest]:
+    """Turn SIGINT and SIGTERM into a request within a `with` block (main thread only).
+
+    Args:
+        grace: See `StopRequest`.
+    """
+    request = StopRequest(grace)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -44,5 +76,6 @@ def stop_on_signal() -> Iterator[StopRequest]:
     try:
         yield request
     finally:
+        request._over()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -42,7 +42,7 @@ from sfumato.training.drawn_images import UnitImages
 from sfumato.training.evaluation import evaluate, evaluate_rows
 from sfumato.training.initial.frozen_features import frozen_features
 from sfumato.training.interrupt import Stopped as Stopped
-from sfumato.training.interrupt import StopRequest
+from sfumato.training.interrupt import GRACE, StopRequest
 from sfumato.training.metrics import MANY, Metrics, coarse
 from sfumato.training.reporter import Progress, Reporter
 from sfumato.training.run_folder import CHECKPOINTS, without_clock
@@ -71,6 +71,7 @@ class Loop:
     canary_plan: CanaryPlan | None = None
     step: int = 0
     not_finite: int = 0
+    saved: int = 0
 
     def __post_init__(self) -> None:
         r = self.recipe
@@ -87,7 +88,7 @@ class Loop:
         )
         self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
         self.features = frozen_features(self.model, self.store, self.views)
-        self._held: tuple[Tensor, Tensor] | None = None
+        self._held: dict[str, tuple[Tensor, Tensor]] = {}
         if self.features is not None:
             self.reporter.say("Fixed layers run once for each image, not in every step.")
         units = UnitImages(self.dataset.train, r.data.per_unit, self.randomness)
@@ -155,7 +156,7 @@ class Loop:
         if self.average is not None:
             self.average.load(state.part("average"))
         self.canaries.load(state.part("canaries"))
-        self.step = state.step
+        self.step = self.saved = state.step
         self.private.history = self.plan.history(state.step)
         self.private.clipping = self.private.clipping.restored(state.numbers.get("clipping", {}))
         self.watch.load(state.numbers.get("watch", {}))
@@ -181,6 +182,7 @@ class Loop:
         numbers |= {"clipping": self.private.clipping.state(), "watch": self.watch.state()}
         state = checkpoint.Checkpoint(self.step, tensors, numbers)
         without_clock(checkpoint.write(self.folder / CHECKPOINTS, state), self.folder)
+        self.saved = self.step
 
     def run(self, stop: StopRequest) -> None:
         """Take the remaining steps.
@@ -193,6 +195,7 @@ class Loop:
         earlier, first, views = self.seconds, self.step, 0.0
         recent = BatchStatistics()
         while not self.finished:
+            began = time.monotonic()
             statistics = self.take_step()
             if self.step == first + 1 and not stop:  # A signal may have ended the compiler, too.
                 for remark in trouble.about_start(self.private, time.monotonic() - started):
@@ -213,6 +216,8 @@ class Loop:
                         f"{self.watch.best_step}."
                     )
             due = self.step % every == 0 if every else now - saved > _CHECKPOINT_SECONDS
+            # A step this long is not waited for when the run is asked to stop.
+            due = due or now - began > GRACE
             told = self.ranks.exchange([stop.signal or 0, due])
             if signal := max(asked for asked, _ in told):
                 self.save()
@@ -309,11 +314,15 @@ class Loop:
             averaged: Use averaged weights, if there are any; else those of the last step.
         """
         with self.released_weights() if averaged else nullcontext():
-            if part == "validation" and self.features is not None:
-                self._held = self._held or self.features.held_out(self._store(part))
-                return evaluate_rows(self.features.end, *self._held)
             kind = self.recipe.training.test_views if part == "test" else "none"
-            return evaluate(self.model, self._store(part), test_views=kind, ranks=self.ranks)
+            alone = part == "validation" or self.ranks.size == 1
+            if part != "train" and kind == "none" and alone and self.features is not None:
+                if part not in self._held:
+                    self._held[part] = self.features.held_out(self._store(part))
+                return evaluate_rows(self.features.end, *self._held[part])
+            label = "test images" if part == "test" else ""
+            store = self._store(part)
+            return evaluate(self.model, store, test_views=kind, ranks=self.ranks, label=label)
 
     def released_weights(self) -> AbstractContextManager[None]:
         """Give the model the weights that are released within a `with` block."""

@@ -25,7 +25,7 @@ from sfumato.training.canaries import AuditSettings, CanaryPlan
 from sfumato.training.classifier import weights_digest
 from sfumato.training.drawn_images import images_at_once
 from sfumato.training.initial import parameters, prior, start
-from sfumato.training.interrupt import stop_on_signal
+from sfumato.training.interrupt import GRACE, Stopped, stop_on_signal
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
 from sfumato.training.physical import ROWS, memory_budget, physical_batch
@@ -312,7 +312,12 @@ def _resume(
 
 
 def _go(loop: Loop) -> Path:
-    """Take the remaining steps, then release."""
+    """Take the remaining steps, then release.
+
+    Guarantee: A step that is abandoned because the run is asked to stop counts as one of a process
+    that was killed: its event is in the ledger if anything of it was released, and it is repeated
+    from the last checkpoint with the noise that it had.
+    """
     plan, recipe = loop.plan, loop.recipe
     if plan.steps < plan.asked:
         loop.reporter.say(
@@ -322,8 +327,14 @@ def _go(loop: Loop) -> Path:
     if loop.step == 0:
         loop.save()
         loop.keep_snapshot()
-    with stop_on_signal() as stop:
-        loop.run(stop)
+    # Ranks stop together, after a step.
+    with stop_on_signal(GRACE if loop.ranks.size == 1 else None) as stop:
+        try:
+            loop.run(stop)
+        except KeyboardInterrupt:
+            if not stop.late or stop.signal is None:
+                raise
+            raise Stopped(loop.folder, loop.saved, stop.signal) from None
     return release(loop)
 
 

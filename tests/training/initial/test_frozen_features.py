@@ -118,7 +118,8 @@ def test_a_run_on_fixed_wavelets_is_the_same_as_over_images(
 
     monkeypatch.setattr(Features, "_rows", watch)
     train(chosen, out=tmp_path / "once", device="cpu")
-    assert seen == [len(dataset_of(chosen.data).train)]
+    used = dataset_of(chosen.data)
+    assert seen == [len(used.train), len(used.test)], "averaged weights use the same features"
     monkeypatch.setattr(loop, "frozen_features", lambda *_: None)
     train(chosen, out=tmp_path / "always", device="cpu")
     ours = dict(load(tmp_path / "once").network.named_parameters())
@@ -162,8 +163,8 @@ def test_held_out_images_pass_the_frozen_layers_once(
     monkeypatch.setattr(loop, "frozen_features", lambda *_: None)
     train(chosen, out=tmp_path / "always", device="cpu")
     ours, wanted = (read(tmp_path / name / METRICS) for name in ("once", "always"))
-    held = dataset_of(chosen.data).validation
-    assert held is not None and seen == [len(held)]
+    used = dataset_of(chosen.data)
+    assert used.validation is not None and seen == [len(used.validation), len(used.test)]
     compared = 0
     for one, other in zip(ours, wanted, strict=True):
         for key in one.keys() & {

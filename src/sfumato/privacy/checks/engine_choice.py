@@ -52,11 +52,6 @@ class Choice:
     narrowest: torch.dtype
     passed_over: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def found_mixing(self) -> bool:
-        """Tell whether examples moved each other's gradients where they ran together."""
-        return any(reason.startswith(MOVES) for reason in self.passed_over.values())
-
 
 @contextmanager
 def _checking(objective: Objective, device: torch.device) -> Iterator[None]:
@@ -114,6 +109,26 @@ def choose_engine(
                 )
             passed_over[engine.name] = said
     return Choice(OneAtATime(objective), own, passed_over)
+
+
+def refuse_mixing_outputs(objective: Objective, x: Tensor, y: Tensor) -> None:
+    """Refuse a model that lets one example reach the outputs of another.
+
+    This is the part of the checks that a model needs whose outputs are used, but no gradients.
+
+    Args:
+        objective: The model.
+        x: Inputs like those to come, as many as run at once; their values are not used.
+        y: Targets likewise.
+
+    Raises:
+        UserError: If one example can reach another.
+    """
+    refuse_mixing_layers(objective.model)
+    with _checking(objective, x.device):
+        draws = Draws.for_objective(objective, x, y)
+        random = how_to_compare(objective.model, draws.x(3)) != "as it is"
+        refuse_mixing_model(objective, draws, x.shape[0], random=random, gradients=False)
 
 
 def _candidates(objective: Objective, x: Tensor) -> Iterator[Engine]:

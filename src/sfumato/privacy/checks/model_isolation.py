@@ -8,11 +8,13 @@ from sfumato.privacy.checks.isolation import how_examples_mix
 from sfumato.privacy.checks.model_under_test import Draws
 from sfumato.privacy.checks.perturbed_batches import Plan, alike, image_plans
 from sfumato.privacy.checks.random_inputs import KINDS, image_rows
-from sfumato.privacy.engines.objective import Objective
+from sfumato.privacy.engines.objective import Loss, Objective
 from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot
 
 
-def refuse_mixing_model(objective: Objective, draws: Draws, rows: int, *, random: bool) -> None:
+def refuse_mixing_model(
+    objective: Objective, draws: Draws, rows: int, *, random: bool, gradients: bool = True
+) -> None:
     """Change one example, in small batches and in one of full size, and compare the others.
 
     Args:
@@ -20,6 +22,7 @@ def refuse_mixing_model(objective: Objective, draws: Draws, rows: int, *, random
         draws: Random inputs and targets.
         rows: The full size.
         random: Whether the model draws random numbers, so that one seed may hide something.
+        gradients: Compare gradients too, in small batches; outputs alone if not.
 
     Raises:
         UserError: One example moves another's output or gradient, or the state of the model.
@@ -27,14 +30,15 @@ def refuse_mixing_model(objective: Objective, draws: Draws, rows: int, *, random
     five, before = draws.x(5), Snapshot(objective.model)
     plans = [Plan(draws.x(2), [(0, "large"), (1, "other")])]
     plans += [Plan(five, [(j, KINDS[(j + k) % 5]) for j in range(5) for k in (0, 2)])]
+    loss = objective.loss if gradients else None
     for plan in plans:
-        _refuse(objective, draws, plan, before)
+        _refuse(objective, draws, plan, before, loss)
     if random:
         for k in range(1, 9):
-            _refuse(objective, draws, Plan(five, [(2, "other")]), before, at=PROBE_SEED + k)
+            _refuse(objective, draws, Plan(five, [(2, "other")]), before, loss, at=PROBE_SEED + k)
     for plan in image_plans(draws.like_x):
         try:
-            _refuse(objective, draws, plan, before)
+            _refuse(objective, draws, plan, before, loss)
         except UserError:
             raise
         except Exception as error:
@@ -59,16 +63,22 @@ def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
     plans = [Plan(draws.x(rows), [(rows - 1, "other"), (0, "other")])]
     plans += [Plan(images, [(0, "darker"), (0, "opposite")])]
     before = Snapshot(objective.model)
+    # At full size the forward pass suffices: the engine's own gradients are compared later.
     for plan in plans:
-        _refuse(objective, draws, plan, before)
+        _refuse(objective, draws, plan, before, None)
 
 
 def _refuse(
-    objective: Objective, draws: Draws, plan: Plan, before: Snapshot, *, at: int = PROBE_SEED
+    objective: Objective,
+    draws: Draws,
+    plan: Plan,
+    before: Snapshot,
+    loss: Loss | None,
+    *,
+    at: int = PROBE_SEED,
 ) -> None:
     y = draws.y(len(plan.x))
-    # At full size the forward pass suffices: the engine's own gradients are compared later.
-    losses = (lambda out: objective.loss(out, y)) if len(plan.x) <= 5 else None
+    losses = (lambda out: loss(out, y)) if loss is not None else None
     found = how_examples_mix(
         objective.model, plan.x, changes=plan.changes, losses=losses, at=at, before=before
     )

@@ -7,9 +7,11 @@ The input of the trained end is then the same for an image in every step. It is 
 images before the first step, and steps use it instead of the images; so does the evaluation of
 held-out images.
 
-*Guarantee:* Before any feature is stored, the whole network passes the checks that come before a
-first batch, at the number of images that are run together, so that the features of an image depend
-on that image alone; and the end's output on them must be the network's output on the image.
+*Guarantee:* Before any feature is stored, the outputs of the whole network pass the checks that come
+before a first batch, at the number of images that are run together, so that the features of an
+image depend on that image alone; and the end's output on them must be the network's output on the
+image. Gradients are taken of the end, which is checked before its own first batch; no gradient of
+the fixed layers is used.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from sfumato.data.progress_bar import progress
 from sfumato.data.store import ImageStore
 from sfumato.data.views import Views
 from sfumato.errors import UserError
-from sfumato.privacy.checks.engine_choice import choose_engine
+from sfumato.live import working
+from sfumato.privacy.checks.engine_choice import refuse_mixing_outputs
 from sfumato.privacy.checks.spot_check import same_among_others
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.numerics.distance import distance
@@ -34,9 +37,12 @@ _MOST = 4 << 30
 """Most bytes that features may take."""
 
 _ROWS = 256
-"""Number of images that are run at once."""
+"""Most images that are run at once."""
 
-_CHECKED = 16
+_FEW = 3
+"""Number of images that show whether features can be stored."""
+
+_CHECKED = 32
 """Average number of batches per check, in which a batch is run again among other images."""
 
 _MIXING = (
@@ -82,7 +88,7 @@ class Features:
 
     def fits(self) -> bool:
         """Tell whether features can be stored: one tensor enters the end, which is last."""
-        x, _ = _images(self._store, 0)
+        x, _ = _images(self._store, 0, _FEW)
         (once, output), (again, _) = self._entering(x), self._entering(x)
         if once is None or again is None or not torch.equal(once, again):
             return False
@@ -113,8 +119,8 @@ class Features:
         return found if isinstance(found, Tensor) else None, output
 
     def _all(self) -> tuple[Tensor, Tensor]:
-        if choose_engine(Objective(self._model), *_images(self._store, 0)).found_mixing:
-            raise UserError(_MIXING)
+        with working("checking fixed layers"):
+            refuse_mixing_outputs(Objective(self._model), *_images(self._store, 0))
         return self._rows(self._store, check=True)
 
     def _rows(self, store: ImageStore, *, check: bool = False) -> tuple[Tensor, Tensor]:
@@ -124,9 +130,10 @@ class Features:
         images replaced.
         """
         rows, labels = [], []
-        last = max(0, len(store) - _ROWS)
+        size = store.at_once(_ROWS)
+        last = max(0, len(store) - size)
         with progress("fixed layers", len(store)) as advance:
-            for first in range(0, len(store), _ROWS):
+            for first in range(0, len(store), size):
                 start = min(first, last)
                 x, y = _images(store, start)
                 found = self._one_row_each(x)
@@ -145,10 +152,10 @@ class Features:
         return found
 
 
-def _images(store: ImageStore, first: int) -> tuple[Tensor, Tensor]:
+def _images(store: ImageStore, first: int, most: int = _ROWS) -> tuple[Tensor, Tensor]:
     """Some images as a step uses them, and their labels."""
     device = store.device
-    where = torch.arange(first, min(first + _ROWS, len(store)), device=device)
+    where = torch.arange(first, min(first + store.at_once(most), len(store)), device=device)
     return _AS_THEY_ARE.fetch(store, where, _AS_THEY_ARE.draw(len(where)).to(device))
 
 
