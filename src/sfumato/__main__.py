@@ -14,7 +14,15 @@ def main() -> None:
     """Run the command."""
     with loading():
         from sfumato import cli
-    cli.main()
+    try:
+        cli.main()
+    except SystemExit as left:
+        if isinstance(left.code, int) and left.code > 128:
+            # Ctrl-C: all is said, and to give back the memory of a run may take seconds.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(left.code)
+        raise
 
 
 if __name__ == "__main__":

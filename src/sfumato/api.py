@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from sfumato import recipes
 from sfumato.data.catalogue import canonical
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
-from sfumato.recipes.choice import choose
+from sfumato.recipes.choice import choose, quick_choice
 from sfumato.run import Run
 from sfumato.text import GIVEN
 
@@ -86,7 +86,8 @@ def train(
         epsilon: The privacy budget; the recipe's if None.
         delta: Well below 1 / number of training images; the recipe's if None.
         recipe: A packaged recipe, a recipe file or a `Recipe`; what the command takes if None:
-            `images`, and `from-scratch` with another model.
+            `images`, and `from-scratch` with another model. On a CPU that would need more than an
+            hour, a quick recipe is taken instead of `images`, and the reporter is told.
         seed: Makes the run repeatable, noise and all; such a run is not private towards those who
             know the seed.
         out: The run folder to make; `runs/NAME-NNN` if None.
@@ -106,6 +107,23 @@ def train(
     return _trained(
         data, model=model, epsilon=epsilon, delta=delta, recipe=recipe, seed=seed, out=out,
         root=root, device=device, reporter=reporter, trust_code=trust_code, settings=settings,
+    )  # fmt: skip
+
+
+def train_chosen(
+    recipe: Recipe,
+    *,
+    quick: Callable[[str], Recipe] | None,
+    out: Path | None,
+    root: Path | None,
+    device: str,
+    reporter: Reporter,
+    trust_code: Iterable[Code],
+) -> Run:
+    """Train with a recipe that was chosen, or with a quick one: see `pipeline.train`."""
+    return _trained(
+        recipe, model=None, epsilon=None, delta=None, recipe=None, seed=None, out=out, root=root,
+        device=device, reporter=reporter, trust_code=trust_code, settings={}, quick=quick,
     )  # fmt: skip
 
 
@@ -178,8 +196,12 @@ def _trained(
     trust_code: Iterable[Code],
     settings: dict[str, Any],
     audit: AuditSettings | None = None,
+    quick: Callable[[str], Recipe] | None = None,
 ) -> Run:
-    """Train with the arguments of `train`, and with canaries for an audit."""
+    """Train with the arguments of `train`, and with canaries for an audit.
+
+    `quick` makes the recipe that is taken on a CPU instead of one that takes hours there.
+    """
     from sfumato.training.pipeline import train
 
     named = {
@@ -201,9 +223,11 @@ def _trained(
     if not isinstance(data, str | os.PathLike | Recipe):
         in_memory, data = data, _named(data, changes)
     chosen = _chosen(data, recipe, changes)
+    if quick is None and recipe is None and audit is None and not isinstance(data, Recipe):
+        quick = quick_choice(None, os.fspath(data), changes, options=_ARGUMENTS)
     folder = train(
         chosen, data=in_memory, out=out, root=root, device=device, reporter=reporter,
-        trust_code=trusted, audit=audit,
+        trust_code=trusted, audit=audit, quick=quick,
     )  # fmt: skip
     return Run(folder, data=in_memory, root=root, trust_code=trusted, _check=_rank_0())
 

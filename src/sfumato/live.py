@@ -1,7 +1,7 @@
 """Work in progress at the bottom of the screen: bars, one below the other, in one live display.
 
 Two live displays on one terminal write over each other, and over what is printed meanwhile. So
-whoever shows a bar hands it to `shown`, and whoever prints beside bars calls `use` with the console.
+whoever shows a bar hands it to `shown`, and whoever prints beside bars names the console by `use`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def shown(bar: Progress) -> Iterator[None]:
     finally:
         with _lock:
             if _shown == [bar] and _live is not None:
-                _live, last = None, _live
-                last.stop()
+                _live.stop()
+                _live = None
             _shown.remove(bar)
 
 

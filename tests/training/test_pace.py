@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from sfumato import recipes
-from sfumato.training import trouble
+from sfumato.data import Views
+from sfumato.data.augment import Augment
+from sfumato.recipes.choice import QUICK, quick_choice
+from sfumato.training import pace, setup
 from sfumato.training.pipeline import train
+from sfumato.training.recipe_data import dataset_of
 from sfumato.training.reporter import Silent
-from sfumato.training.trouble import about_pace
 
-CPU = torch.device("cpu")
 COLOUR = np.random.default_rng(0).integers(0, 255, (3, 8, 8), np.uint8)
 GREY = COLOUR[:1]
 
@@ -30,29 +33,62 @@ class Listening(Silent):
         self.said.append(message)
 
 
-def test_a_long_run_on_a_cpu_gets_advice() -> None:
+def test_what_takes_minutes_is_advised() -> None:
     chosen = recipes.for_data("my scans")
-    (remark,) = about_pace(chosen, 9000.0, CPU, COLOUR)
-    assert "About 2.5 hours" in remark
-    assert remark.endswith("sfumato train last-layer --data 'my scans' --epsilon 8")
-    (remark,) = about_pace(chosen, 9000.0, CPU, GREY)
-    assert [remark] == about_pace(chosen, 9000.0, CPU, GREY.repeat(3, 0))
-    assert remark.endswith("sfumato train wavelets --data 'my scans' --epsilon 8")
+    assert pace.about_time(9000.0) == "Estimated time on this CPU: 2.5 h."
+    words = pace.advice(chosen, COLOUR)
+    assert words.splitlines()[-1] == "  sfumato train last-layer --data 'my scans' --epsilon 8"
+    for grey in (GREY, GREY.repeat(3, 0)):
+        words = pace.advice(chosen, grey)
+        assert words.splitlines()[-1] == "  sfumato train wavelets --data 'my scans' --epsilon 8"
+    assert "sfumato train images --data 'my scans' --epsilon 8" in pace.exchanged(chosen, GREY)
     last = recipes.find("last-layer")
     assert last.start.train == ["head"] and last.start.source == "dead-leaves"
-    for quick in (last, recipes.find("wavelets")):
+    for quick in map(recipes.find, QUICK):
         assert quick.training.views == 1 and not quick.augment.flip, "layers would not run once"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "device", "trained"),
-    [(60.0, "cpu", ()), (9000.0, "cuda", ()), (9000.0, "cpu", ("head",))],
-)
-def test_no_advice_is_given_for_short_runs_gpus_and_heads(
-    seconds: float, device: str, trained: tuple[str, ...]
-) -> None:
-    chosen = recipes.for_data("scans").replace({"start.train": list(trained)})
-    assert about_pace(chosen, seconds, torch.device(device), COLOUR) == []
+def test_only_a_recipe_that_nobody_chose_is_exchanged(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    budget = {"privacy.epsilon": 3.0, "data.size": 32}
+    for asked in ((folder, None, budget), (None, folder, budget | {"data.name": folder})):
+        quick = quick_choice(*asked)
+        assert quick is not None
+        found = quick("wavelets")
+        assert (found.name, found.data.name) == ("wavelets", folder)
+        assert (found.privacy.epsilon, found.data.size) == (3.0, 32)
+    for asked in (
+        ("images", folder, {"data.name": folder}),
+        (folder, None, {"model.name": "resnet9"}),
+        (folder, None, {"training.steps": 10}),
+        (folder, None, {"start.source": "dead-leaves"}),
+        (None, None, {}),
+    ):
+        assert quick_choice(*asked) is None
+
+
+def test_the_estimate_grows_with_the_work() -> None:
+    """A layer that sleeps makes the time known, whatever else the machine does."""
+
+    class Sleeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            time.sleep(0.01 * len(x))
+            out: Tensor = self.head(x.flatten(1))
+            return out
+
+    chosen = recipes.find("digits").replace({"training.steps": 1000, "training.batch": 100})
+    data = dataset_of(chosen.data)
+    plan = setup.plan(chosen, data.train.examples)
+    once = 0.01 * (len(data.train) + len(data.test))
+    found = pace.seconds_on_cpu(Sleeps(), plan, data, setup.views(chosen))
+    assert once <= found <= 10 * once, "all but the last layer run once for each image"
+    flipped = Views(augment=Augment(flip=True), count=2)
+    always = 0.01 * 1000 * 100 * 2
+    assert always <= pace.seconds_on_cpu(Sleeps(), plan, data, flipped) <= 10 * always
 
 
 def test_grey_images_in_three_equal_channels_are_grey(
@@ -64,10 +100,22 @@ def test_grey_images_in_three_equal_channels_are_grey(
         for number in range(12):
             grey = Image.fromarray(rng.integers(0, 255, (8, 8)).astype(np.uint8))
             grey.save(tmp_path / "scans" / label / f"{number}.png")
-    monkeypatch.setattr(trouble, "_LONG", 0.0)
+    monkeypatch.setattr(pace, "LONG", 0.0)
+    monkeypatch.setattr(pace, "SHORT", 0.0)
     watching = Listening()
-    chosen = recipes.for_data(str(tmp_path / "scans"), {"model.name": "tanh-cnn"})
+    folder = str(tmp_path / "scans")
+    chosen = recipes.for_data(folder, {"model.name": "tanh-cnn"})
     changes = {"model.name": "tanh-cnn", "data.channels": 3, "data.cache": False}
-    steps = {"training.steps": 12, "training.batch": 4, "privacy.delta": 1e-3}
+    steps = {"training.steps": 3, "training.batch": 4, "privacy.delta": 1e-3}
     train(chosen.replace(changes | steps), out=tmp_path / "run", device="cpu", reporter=watching)
     assert any("sfumato train wavelets" in words for words in watching.said)
+    assert any(words.startswith("Estimated time") for words in watching.said)
+
+    small = {"data.cache": False, "privacy.delta": 1e-3}
+    quick = quick_choice(folder, None, small)
+    train(
+        chosen.replace(changes | steps), out=tmp_path / "other", device="cpu", reporter=watching,
+        quick=lambda name: quick(name).replace(steps | {"model.options": {"angles": 2}}),
+    )  # fmt: skip
+    assert recipes.of_run(tmp_path / "other").model.name == "scatternet"
+    assert any("name its recipe" in words for words in watching.said)

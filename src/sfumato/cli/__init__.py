@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
+from sfumato.cli import clock
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UntrustedCodeError, UserError
 from sfumato.interrupted_import import loading
@@ -113,6 +114,7 @@ def main() -> None:
 
     Ctrl-C is a line on stderr and exit status 130.
     """
+    clock.begin()
     _quiet_compiler()
     try:
         with loading():

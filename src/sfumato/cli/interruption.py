@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,21 +26,26 @@ PATIENCE = 4.0
 
 
 @contextmanager
-def interruptible(name: str, out: Path | None, resumed: Path | None, code: str) -> Iterator[None]:
+def interruptible(
+    names: Sequence[str], out: Path | None, resumed: Path | None, code: str
+) -> Iterator[None]:
     """Answer Ctrl-C, and say what is left of a run that it ends without saving anything.
 
     Args:
-        name: The recipe's name.
+        names: The name of the recipe, and of those that may be taken instead.
         out: The folder asked for, if any.
         resumed: The run that goes on, if it is not a new one.
         code: Options that going on needs.
     """
-    from sfumato.training.run_folder import begun
+    from sfumato.training import run_folder
 
-    before = begun(name, out)
+    def begun() -> set[Path]:
+        return set().union(*(run_folder.begun(name, out) for name in names))
+
+    before = begun()
 
     def what_is_left() -> str:
-        left = [resumed] if resumed else sorted(begun(name, out) - before)
+        left = [resumed] if resumed else sorted(begun() - before)
         if not left:
             return "Stopped before training began."
         return f"Stopped. Go on with: sfumato train --resume {shlex.quote(str(left[0]))}{code}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sfumato.cli import clock
 from sfumato.cli.interruption import interruptible
 from sfumato.cli.models import BATCHNORM_TO
 from sfumato.cli.processes import GPUS, restarted, together
@@ -152,18 +152,20 @@ def _train(
         options: Arguments of `sfumato.train` and `sfumato.resume`.
     """
     from sfumato.recipe import parse_setting
-    from sfumato.recipes.choice import choose
+    from sfumato.recipes.choice import QUICK, choose, quick_choice
 
     changes = dict(parse_setting(text) for text in set_) | given
     if resume is not None and (recipe is not None or out is not None):
         raise UserError(_FROM_RUN)
-    chosen = None
+    chosen, quick = None, None
     if resume is None:
-        chosen = choose(recipe, given.get("data.name"), changes, options=typed(given))
-    trusted = named_code(trust_code, changes)
+        asked = recipe, given.get("data.name"), changes
+        chosen = choose(*asked, options=typed(given))
+        quick = quick_choice(*asked, options=typed(given))
     with loading("loading PyTorch"):
         from sfumato import api
         from sfumato.training import pipeline as pipeline
+    trusted = named_code(trust_code, changes)
     if resume is None and (resume := restarted(out)) is not None:
         chosen = None
     elif out is not None:
@@ -180,9 +182,13 @@ def _train(
                 trust_code=trusted,
                 **options,
             )
-        return api.train(chosen, out=out, reporter=reporter, trust_code=trusted, **options)
+        assert chosen is not None
+        return api.train_chosen(
+            chosen, quick=quick, out=out, reporter=reporter, trust_code=trusted, **options
+        )
 
-    watch(go, name=chosen.name if chosen else "", out=out, resumed=resume, trusted=trusted)
+    name, instead = chosen.name if chosen else "", QUICK if quick else ()
+    watch(go, name=name, instead=instead, out=out, resumed=resume, trusted=trusted)
 
 
 def _streamed(wanted: bool) -> AbstractContextManager[None]:
@@ -197,6 +203,7 @@ def watch(
     go: Callable[[Reporter], Run],
     *,
     name: str,
+    instead: Sequence[str] = (),
     out: Path | None = None,
     resumed: Path | None = None,
     trusted: Sequence[str] = (),
@@ -206,17 +213,17 @@ def watch(
     Args:
         go: The training.
         name: The recipe's name.
+        instead: Names of recipes that may be taken instead.
         out: The folder asked for, if any.
         resumed: The run that goes on, if it is not a new one.
         trusted: Code that this command line names, which going on needs again.
     """
     code = again(trusted)
-    with interruptible(name, out, resumed, code):
+    with interruptible((name, *instead), out, resumed, code):
         from sfumato.cli.training_progress import console, watched
         from sfumato.distributed.ranks import Ranks
         from sfumato.training.loop import Stopped
 
-        began = time.monotonic()
         with watched() as reporter:
             try:
                 run = go(reporter)
@@ -228,7 +235,7 @@ def watch(
                 )
                 raise typer.Exit(128 + stopped.signal) from None
         if Ranks.current().leader:
-            _say_result(run, time.monotonic() - began)
+            _say_result(run, clock.seconds())
 
 
 def _say_result(run: Run, seconds: float) -> None:

@@ -64,8 +64,7 @@ class _Steps(Bar):
         """Show the progress after a step."""
         if self._task is None:
             self._task = self.add_task("", total=progress.steps, left="")
-        now = {"completed": progress.step, "total": progress.steps}
-        self.update(self._task, **now, left=_left(progress))
+        self.update(self._task, completed=progress.step, total=progress.steps, left=_left(progress))
         self._numbers = Text(describe(progress, left=False))
 
     def get_renderables(self) -> Iterable[RenderableType]:

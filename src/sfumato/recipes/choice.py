@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,43 @@ def choose(
             f"{recipe} --data ./scans`."
         )
     return _changed(found, changes, options or {})
+
+
+QUICK = ("last-layer", "wavelets")
+"""Packaged recipes that take minutes on a CPU."""
+
+_OPEN = ("data.", "privacy.epsilon", "privacy.delta", "training.seed", "training.physical_batch")
+"""Settings, by their beginnings, that do not concern the network and how it is trained."""
+
+
+def quick_choice(
+    recipe: str | None,
+    data: str | None,
+    changes: Mapping[str, Any],
+    *,
+    options: Mapping[str, str] | None = None,
+) -> Callable[[str], Recipe] | None:
+    """A function from the name of another packaged recipe to that recipe for the user's data.
+
+    None if the user has named a recipe, or has given a setting of the network or of its training:
+    then no other recipe may be taken. The arguments are those of `choose`.
+    """
+    named = recipe is not None and not _is_data(recipe)
+    if named or not all(key.startswith(_OPEN) for key in changes):
+        return None
+    place = data or recipe
+    if place is None or choose(recipe, data, changes).name != "images":
+        return None
+    changes = {**changes, "data.name": place}
+    return lambda name: choose(name, place, changes, options=options)
+
+
+def _is_data(recipe: str) -> bool:
+    """Tell whether the first argument of a command names data, not a recipe."""
+    path = Path(recipe)
+    if current_name(recipe) in packaged() or (path / "recipe.toml").is_file():
+        return False
+    return path.is_dir() or path.suffix in DATA_FILES
 
 
 def _changed(recipe: Recipe, changes: Mapping[str, Any], options: Mapping[str, str]) -> Recipe:

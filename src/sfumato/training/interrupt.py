@@ -54,7 +54,7 @@ class StopRequest:
 
     def _hurry(self, number: int) -> None:
         self.late = True
-        _thread.interrupt_main(number)
+        _thread.interrupt_main(signal.Signals(number))
 
     def _over(self) -> None:
         if self._timer is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sfumato.data import Dataset, ImageStore
 from sfumato.distributed.ranks import Ranks
 from sfumato.errors import UserError
+from sfumato.live import working
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.numerics.randomness import Randomness
@@ -41,16 +42,14 @@ from sfumato.training.draw_feed import DrawFeed
 from sfumato.training.drawn_images import UnitImages
 from sfumato.training.evaluation import evaluate, evaluate_rows
 from sfumato.training.initial.frozen_features import frozen_features
-from sfumato.training.interrupt import Stopped as Stopped
 from sfumato.training.interrupt import GRACE, StopRequest
+from sfumato.training.interrupt import Stopped as Stopped
 from sfumato.training.metrics import MANY, Metrics, coarse
 from sfumato.training.reporter import Progress, Reporter
 from sfumato.training.run_folder import CHECKPOINTS, without_clock
 from sfumato.training.setup import Plan
 
 _CHECKPOINT_SECONDS = 20.0
-_SETTLED = 3
-"""Number of steps after which the remaining time can be estimated."""
 
 
 @dataclass
@@ -196,7 +195,8 @@ class Loop:
         recent = BatchStatistics()
         while not self.finished:
             began = time.monotonic()
-            statistics = self.take_step()
+            with working("first step") if self.step == first else nullcontext():
+                statistics = self.take_step()
             if self.step == first + 1 and not stop:  # A signal may have ended the compiler, too.
                 for remark in trouble.about_start(self.private, time.monotonic() - started):
                     self.reporter.say(remark)
@@ -233,10 +233,6 @@ class Loop:
             else:
                 each = (now - settled) / (self.step - first - 1)
                 left = each * (self.plan.steps - self.step)
-                if self.step == first + _SETTLED and self.features is None:
-                    image = self.dataset.train.images[0]
-                    for remark in trouble.about_pace(self.recipe, left, self.device, image):
-                        self.reporter.say(remark)
             self._show(left)
 
     @property

@@ -14,18 +14,18 @@ from sfumato.distributed.ranks import OtherRankError, Ranks, sharing_errors
 from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
 from sfumato.models import Code, Trust
-from sfumato.privacy.accounting.exposure import steps_to_list
 from sfumato.privacy.accounting.selection import Selection
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
-from sfumato.training import checkpoint, devices, run_folder, setup, snapshots
+from sfumato.training import checkpoint, devices, pace, run_folder, setup, snapshots
 from sfumato.training.canaries import AuditSettings, CanaryPlan
 from sfumato.training.classifier import weights_digest
 from sfumato.training.drawn_images import images_at_once
 from sfumato.training.initial import parameters, prior, start
 from sfumato.training.interrupt import GRACE, Stopped, stop_on_signal
+from sfumato.training.ledger_header import ledger_header
 from sfumato.training.loop import Loop
 from sfumato.training.metrics import Metrics
 from sfumato.training.physical import ROWS, memory_budget, physical_batch
@@ -36,7 +36,7 @@ from sfumato.training.rank_agreement import (
     load_in_turns,
     randomness_from_leader,
 )
-from sfumato.training.recipe_data import data_tag, dataset_of
+from sfumato.training.recipe_data import dataset_of
 from sfumato.training.release import release
 from sfumato.training.reporter import Reporter, Silent
 from sfumato.training.same_run import (
@@ -64,6 +64,7 @@ def train(
     trust_code: Iterable[Code] = (),
     selection: Selection | None = None,
     audit: AuditSettings | None = None,
+    quick: Callable[[str], Recipe] | None = None,
 ) -> Path:
     """Train a new model.
 
@@ -79,6 +80,8 @@ def train(
             and torchvision.
         selection: The choice among runs of which this is one; the budget is that of the choice.
         audit: The canaries to train with, for an audit; None for a model to use.
+        quick: From the name of a packaged recipe to that recipe for the same data, if nobody asked
+            for `recipe` by name: a quick one is taken on a CPU for what would take hours.
 
     Returns:
         The run folder.
@@ -116,6 +119,14 @@ def train(
         dataset = canaries.extended(dataset)
         plan = setup.plan(recipe, canaries.examples(dataset), before=origin.before)
     remarks = setup.check_methods(recipe, plan, dataset, model)
+    # Ranks would have to agree, and measure different times.
+    if (where.type, ranks.size) == ("cpu", 1) and (
+        instead := pace.in_time(recipe, plan, dataset, model, reporter, quick)
+    ):
+        return train(
+            instead, data=data, out=out, root=root, device=device, reporter=reporter,
+            trust_code=trust_code, selection=selection, audit=audit,
+        )  # fmt: skip
     for remark in (*remarks, *parameters.remarks(recipe, origin, model)):
         reporter.say(remark)
     views = recipe.training.views + recipe.training.self_mix
@@ -125,7 +136,7 @@ def train(
         rows=ROWS if where.type == "cuda" else None,
     )  # fmt: skip
     physical = ranks.from_leader(physical)
-    header = _header(recipe, plan, own_data, randomness, physical, origin, canaries)
+    header = ledger_header(recipe, plan, own_data, randomness, physical, origin, canaries)
     check_data(ranks, header["data"], model)
     header |= {"noise": noise_from(where)}
     if recipe.model.name.startswith(GIVEN):
@@ -270,7 +281,7 @@ def _resume(
     examples = canaries.examples(dataset) if canaries else dataset.train.examples
     plan = setup.plan(recipe, examples, before=origin.before, selection=selection)
     physical = int(header.get("physical_batch", 0))
-    expected = _header(recipe, plan, own_data, randomness, physical, origin, canaries)
+    expected = ledger_header(recipe, plan, own_data, randomness, physical, origin, canaries)
     refuse_changes(folder, header, expected, recipe)
     state: checkpoint.Checkpoint | None = None
     if ledger:
@@ -336,39 +347,6 @@ def _go(loop: Loop) -> Path:
                 raise
             raise Stopped(loop.folder, loop.saved, stop.signal) from None
     return release(loop)
-
-
-def _header(
-    recipe: Recipe,
-    plan: setup.Plan,
-    dataset: Dataset,
-    randomness: Randomness,
-    physical: int,
-    origin: start.Origin,
-    canaries: CanaryPlan | None,
-) -> dict[str, Any]:
-    """The first line of the ledger: the mechanism, its settings and its data."""
-    unit = recipe.data.unit
-    return {
-        "version": run_folder.VERSION,
-        "mechanism": "Poisson-subsampled Gaussian" if recipe.privacy.enabled else "none",
-        "relation": f"add or remove one {'example' if unit == 'image' else unit}",
-        "examples": plan.sampler.examples,
-        "rate": plan.sampler.rate,
-        "sigma": plan.noise.multiplier,
-        **({"sigmas": steps_to_list(plan.history(plan.steps))} if plan.schedule else {}),
-        "clip": recipe.privacy.clip,
-        "delta": recipe.privacy.delta,
-        "budget": recipe.privacy.epsilon,
-        "accountant": recipe.privacy.accountant,
-        "steps": plan.steps,
-        "data": data_tag(randomness.key, dataset),
-        "physical_batch": physical,
-        "recipe": recipe.to_dict(),
-        **({"start": origin.to_dict()} if origin.weights else {}),
-        **({"selection": plan.selection.to_dict()} if plan.selection else {}),
-        **(canaries.header if canaries else {}),
-    }
 
 
 def _load(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-
-import torch
 from torch import nn
 
-from sfumato.data.imageset import Array
 from sfumato.errors import UserError
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
-from sfumato.text import GIVEN
 
 _BEYOND = 1e15
 """Weights above this have diverged, if gradients are no longer finite either."""
@@ -22,10 +17,6 @@ _HOPELESS = 1e3
 
 _WORTH_SAYING = 10.0
 """Seconds of the first step above which the user is told the reason."""
-
-
-_LONG = 3600.0
-"""Remaining seconds above which the user is advised."""
 
 
 class Diverged(UserError):
@@ -75,22 +66,6 @@ def about_start(private: PrivateGradients, seconds: float) -> list[str]:
             f"compiled pass does not fit it ({engine.passed_over['compiled']})."
         )
     return remarks
-
-
-def about_pace(recipe: Recipe, seconds: float, device: torch.device, image: Array) -> list[str]:
-    """Advice for a run on a CPU that has hours to go, on images such as this one."""
-    if device.type != "cpu" or recipe.start.train or seconds < _LONG:
-        return []
-    grey = (image == image[:1]).all()
-    quick = "wavelets" if grey else "last-layer"
-    budget = f" --epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.enabled else ""
-    command = f"sfumato train {quick} --data {shlex.quote(recipe.data.name)}{budget}"
-    if recipe.data.name.startswith(GIVEN):
-        command = f"sfumato.train(data, recipe='{quick}', ...)"
-    return [
-        f"About {seconds / 3600:.1f} hours are left at this speed. If only the last layer is "
-        f"trained, a few thousand images take minutes on a CPU: {command}"
-    ]
 
 
 def first_step(seconds: float, why: str) -> list[str]:

@@ -7,8 +7,8 @@ The input of the trained end is then the same for an image in every step. It is 
 images before the first step, and steps use it instead of the images; so does the evaluation of
 held-out images.
 
-*Guarantee:* Before any feature is stored, the outputs of the whole network pass the checks that come
-before a first batch, at the number of images that are run together, so that the features of an
+*Guarantee:* Before any feature is stored, the outputs of the whole network pass the checks that
+come before a first batch, at the number of images that are run together, so that the features of an
 image depend on that image alone; and the end's output on them must be the network's output on the
 image. Gradients are taken of the end, which is checked before its own first batch; no gradient of
 the fixed layers is used.
@@ -203,13 +203,18 @@ def frozen_features(model: nn.Module, store: ImageStore, views: Views) -> Featur
         store: The training images.
         views: The views of an image in a step.
     """
+    if not features_apply(model, views) or not len(store):
+        return None
+    found = Features(model, trained_end(model), store)
+    return found if found.fits() else None
+
+
+def features_apply(model: nn.Module, views: Views) -> bool:
+    """Tell whether the fixed layers of a model need to run only once, if their outputs fit."""
     path = trained_end(model)
     last = isinstance(model.get_submodule(path), nn.Linear)
     frozen = any(not p.requires_grad for p in model.parameters())
-    if not path or not (frozen or last) or views != _AS_THEY_ARE or not len(store):
-        return None
-    found = Features(model, path, store)
-    return found if found.fits() else None
+    return bool(path) and (frozen or last) and views == _AS_THEY_ARE
 
 
 _AS_THEY_ARE = Views(augment=Augment())

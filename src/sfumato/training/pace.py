@@ -1,0 +1,151 @@
+"""The time that a run will take on a CPU, from a few images, before anything is begun."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.data import Dataset, Views
+from sfumato.data.imageset import Array
+from sfumato.live import working
+from sfumato.privacy.numerics.model_state import undisturbed
+from sfumato.recipe import Recipe
+from sfumato.text import GIVEN, duration
+from sfumato.training.initial.frozen_features import features_apply
+from sfumato.training.reporter import Reporter
+from sfumato.training.setup import Plan, views
+
+SHORT = 30.0
+"""Seconds below which nothing is said about the time of a run."""
+
+LONG = 3600.0
+"""Seconds above which the user is told what takes minutes."""
+
+_ENGINE = 1.4
+"""Time of per-example gradients over that of an ordinary pass; measured from 1.2 to 1.6."""
+
+_ROWS = (4, 32, 256)
+"""Images that are timed at once: more while that takes no time worth mentioning."""
+
+_CALLS = 2
+"""Calls that are timed at least; the first takes memory too."""
+
+_REPEATED = 0.3
+"""Seconds for which calls are repeated."""
+
+_ENOUGH = 0.1
+"""Seconds of a pass from which on the calls of its layers do not count."""
+
+
+def seconds_on_cpu(model: nn.Module, plan: Plan, dataset: Dataset, seen: Views) -> float:
+    """The estimated time of all steps on this CPU, or of fixed layers, if they run only once.
+
+    Images of zeros run through the model.
+
+    Args:
+        model: The model.
+        plan: The numbers of the run.
+        dataset: Its images.
+        seen: The views of an image in a step.
+    """
+    shape = dataset.channels, *dataset.size
+
+    def images(rows: int) -> Tensor:
+        return torch.zeros(rows, *shape).contiguous(memory_format=torch.channels_last)
+
+    def both(rows: int) -> None:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        torch.autograd.grad(model(images(rows)).square().sum(), trained, allow_unused=True)
+
+    with undisturbed(model):
+        if features_apply(model, seen):
+            with torch.no_grad():
+                count = len(dataset.train) + len(dataset.test)
+                return _seconds(lambda rows: model(images(rows)), count)
+        return _seconds(both, plan.steps * plan.sampler.batch * seen.total * _ENGINE)
+
+
+def _seconds(work: Callable[[int], object], count: float) -> float:
+    """Seconds for so many images, by the fastest of some calls: others may have been disturbed."""
+    found = float("inf")
+    for rows in _ROWS:
+        ends = time.monotonic() + _REPEATED
+        for call in itertools.count():
+            began = time.monotonic()
+            if call >= _CALLS and (found < SHORT or began > ends):
+                break
+            work(rows)
+            least = time.monotonic() - began
+            found = min(found, least * count / rows)
+        if found < SHORT or least > _ENOUGH:
+            break
+    return found
+
+
+def quick_recipe(image: Array) -> str:
+    """The packaged recipe that takes minutes on a CPU for images such as this one."""
+    return "wavelets" if (image == image[:1]).all() else "last-layer"
+
+
+def command(recipe: Recipe, name: str) -> str:
+    """The command, or the call, that trains on a recipe's data with a packaged recipe instead."""
+    if recipe.data.name.startswith(GIVEN):
+        return f"sfumato.train(data, recipe='{name}', ...)"
+    budget = f" --epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.enabled else ""
+    return f"sfumato train {name} --data {shlex.quote(recipe.data.name)}{budget}"
+
+
+def about_time(seconds: float) -> str:
+    """A sentence about the estimated time of a run."""
+    return f"Estimated time on this CPU: {duration(seconds)}."
+
+
+def advice(recipe: Recipe, image: Array) -> str:
+    """Words about what takes minutes instead of hours."""
+    return (
+        "If only the last layer is trained, a few thousand images take minutes:\n"
+        f"  {command(recipe, quick_recipe(image))}"
+    )
+
+
+def exchanged(recipe: Recipe, image: Array) -> str:
+    """Words about a recipe that was taken instead of one that nobody asked for by name."""
+    return (
+        f"Without a GPU the recipe '{quick_recipe(image)}' is taken, which takes minutes. To train "
+        f"the whole network nevertheless, name its recipe:\n  {command(recipe, recipe.name)}"
+    )
+
+
+def in_time(
+    recipe: Recipe,
+    plan: Plan,
+    dataset: Dataset,
+    model: nn.Module,
+    reporter: Reporter,
+    quick: Callable[[str], Recipe] | None,
+) -> Recipe | None:
+    """Say how long a run will take on this CPU; the recipe to take instead, if that is hours.
+
+    Args:
+        recipe: The recipe of the run.
+        plan: Its numbers.
+        dataset: Its data.
+        model: Its model.
+        reporter: Told the time, and what takes less.
+        quick: From the name of a packaged recipe to that recipe for the same data; None if the
+            user has asked for this one.
+    """
+    with working("estimating the time"):
+        seconds = seconds_on_cpu(model, plan, dataset, views(recipe))
+    if seconds > SHORT:
+        reporter.say(about_time(seconds))
+    image = dataset.train.images[0]
+    if seconds < LONG or recipe.start.train:
+        return None
+    reporter.say(advice(recipe, image) if quick is None else exchanged(recipe, image))
+    return None if quick is None else quick(quick_recipe(image))
