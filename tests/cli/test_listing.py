@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sfumato import models, recipes
 from sfumato.cli.listing import show
+from sfumato.cli.terminal import wrapped
 from sfumato.data.catalogue import CATALOGUE
 from sfumato.reproduce.rows import PAPERS
 
@@ -98,3 +99,31 @@ def test_commands_take_the_names_of_version_0_1(sfumato: Run) -> None:
     assert refused.code == 2 and "scans does not exist" in refused.err, (
         "the recipe is found, its data are not"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("recipes", "list"), ("plan", "--epsilon", "3", "--examples", "900", "--steps", "10")],
+    ids=["recipes", "plan"],
+)
+def test_no_word_is_cut_on_a_narrow_terminal(
+    sfumato: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Words that fit into 80 columns are neither broken by the terminal nor cut."""
+    wide = sfumato(*words).out.split()
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    assert sfumato(*words).code == 0
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    found = terminal.getvalue().split()
+    assert set(found) <= set(wide) | {"ε"}, "a part of a word"
+
+
+def test_sentences_wrap_and_commands_do_not() -> None:
+    sentence = "word " * 30
+    assert max(map(len, wrapped(sentence, 40).splitlines())) <= 40
+    for line in (f"Go on with: sfumato train --resume {'a' * 60}", f"  {sentence}"):
+        assert wrapped(line, 40) == line

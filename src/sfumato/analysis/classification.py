@@ -131,6 +131,11 @@ class Evaluation:
         """Mean recall of the classes that occur."""
         return float(self.recall[self.support > 0].mean())
 
+    @property
+    def tells_top5(self) -> bool:
+        """Tell whether five guesses leave out half of the classes, so that top-5 says anything."""
+        return len(self.classes) >= 10
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what is not defined is None."""
         r = self.reliability
@@ -139,7 +144,7 @@ class Evaluation:
             **{name: _plain(self.overall(name)) for name in OVERALL},
             "specificity": self.specificity,
             **({"positive": self.classes[1]} if len(self.classes) == 2 else {}),
-            "top5": self.top5,
+            **({"top5": self.top5} if self.tells_top5 else {}),
             "nll": self.nll,
             "brier": self.brier,
             "ece": self.ece,

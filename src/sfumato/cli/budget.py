@@ -9,22 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sfumato.cli.example_count import DATA, examples_of
 from sfumato.cli.terminal import Terminal, echo
-from sfumato.errors import UserError, nearest
+from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN
+from sfumato.errors import UserError
 
 if TYPE_CHECKING:
     from sfumato.privacy.accounting.accountants import AccountantName
     from sfumato.privacy.accounting.selection import Selection
 
-TRAINING_EXAMPLES = {
-    "digits": 1438,
-    "mnist": 60_000,
-    "fashion-mnist": 60_000,
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "imagenette": 9_469,
-    "tiny-imagenet": 100_000,
-}
 
 _OPTIONS = {"epsilon": "--epsilon", "noise": "--noise", "steps": "--steps", "batch": "--batch"}
 _QUESTIONS = {
@@ -47,7 +40,10 @@ def budget(
         None, help="Less than 1 / number of training examples; 1e-5 if not given."
     ),
     examples: int = typer.Option(None, help="Number of training examples."),
-    data: str = typer.Option(None, help=f"Instead of --examples: {', '.join(TRAINING_EXAMPLES)}."),
+    data: str = DATA,
+    unit: str = UNIT,
+    unit_pattern: str = UNIT_PATTERN,
+    columns: str = COLUMNS,
     batch: int = typer.Option(None, help="Expected batch."),
     steps: int = typer.Option(None, help="Number of steps."),
     epochs: float = typer.Option(None, help="Passes over the training set, instead of --steps."),
@@ -82,7 +78,8 @@ def budget(
         return
     delta = 1e-5 if delta is None else delta
     selection = _selection(tuning_mean, tuning_distribution, accountant, plot)
-    name, n = _accountant(accountant or ("rdp" if selection else "pld")), _examples(examples, data)
+    name = _accountant(accountant or ("rdp" if selection else "pld"))
+    n = examples_of(examples, data, unit=unit, unit_pattern=unit_pattern, columns=columns)
     counted = _steps(steps, epochs, n, batch)
     given = _Setting(n, delta, epsilon, noise, counted, batch, selection, group)
     question = _question(given, epochs)
@@ -175,26 +172,6 @@ def _selection(
     if plot is not None:
         raise UserError("--plot draws the curve of one run: leave it or --tuning-mean out.")
     return Selection(mean, distribution or "logarithmic")  # type: ignore[arg-type]
-
-
-def _examples(examples: int | None, data: str | None) -> int:
-    from sfumato.privacy.accounting.budget import check_examples
-
-    if (examples is None) == (data is None):
-        raise UserError(
-            "Say how many training examples there are: --examples N, or --data with one of "
-            f"{', '.join(TRAINING_EXAMPLES)}{'' if data is None else ' (not both)'}."
-        )
-    if data is not None:
-        if data not in TRAINING_EXAMPLES:
-            raise UserError(
-                f"The size of '{data}' is not known here.{nearest(data, TRAINING_EXAMPLES)} Give "
-                "the number of its training examples with --examples."
-            )
-        return TRAINING_EXAMPLES[data]
-    assert examples is not None
-    check_examples(examples)
-    return examples
 
 
 def _steps(steps: int | None, epochs: float | None, examples: int, batch: int | None) -> int | None:

@@ -259,7 +259,7 @@ def _show(evaluation: Evaluation, title: str) -> None:
     console = Terminal()
     console.print(Text(title, style="bold"), soft_wrap=True)
     lines = [("images", str(e.n)), ("accuracy", told.overall(e, "accuracy"))]
-    if len(e.classes) > 5:
+    if e.tells_top5:
         lines.append(("top-5 accuracy", percent(e.top5, 2)))
     balanced = told.overall(e, "balanced_accuracy")
     lines += [("balanced accuracy", f"{balanced}   mean recall of the classes")]

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sfumato.cli.example_count import DATA, examples_of
 from sfumato.cli.plan_picture import draw, short
 from sfumato.cli.terminal import Terminal, echo
+from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN
 from sfumato.distributed.cost import Cost
 from sfumato.errors import UserError
 
@@ -37,7 +39,10 @@ def plan(
     delta: float = typer.Option(
         None, help="Less than 1 / number of training examples; the recipe's, or 1e-5."
     ),
-    data: str = typer.Option(None, help="A known data set, such as cifar10."),
+    data: str = DATA,
+    unit: str = UNIT,
+    unit_pattern: str = UNIT_PATTERN,
+    columns: str = COLUMNS,
     examples: int = typer.Option(None, help="Instead of --data: number of training examples."),
     batch: list[int] = typer.Option(
         [], help="Expected batches to compare; four powers of two if not given."
@@ -60,13 +65,15 @@ def plan(
     from right to left: what can you pay in views, and which row has the largest signal-to-noise for
     it?
     """
-    from sfumato.cli.budget import _accountant, _examples
+    from sfumato.cli.budget import _accountant
     from sfumato.cli.budget_picture import check_new
     from sfumato.cli.plan_recipe import Known, of_recipe
     from sfumato.privacy.accounting.budget import check_delta, check_epsilon
     from sfumato.privacy.accounting.plan_grid import choice, default_batches
 
-    n = _examples(examples, data) if recipe is None or examples or data else None
+    n = None
+    if recipe is None or examples or data:
+        n = examples_of(examples, data, unit=unit, unit_pattern=unit_pattern, columns=columns)
     known = of_recipe(recipe, n) if recipe is not None else Known(n or 0)
     n, name = known.examples, _accountant(accountant or known.accountant)
     epsilon = known.epsilon if epsilon is None else epsilon

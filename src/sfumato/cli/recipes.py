@@ -11,7 +11,7 @@ from sfumato.cli.terminal import Terminal, echo
 from sfumato.io import new_file
 
 _ROOM = 110
-"""A narrower terminal shows a line for each recipe, with as much of its description as fits."""
+"""A narrower terminal shows the name and epsilon of a recipe, and its description below."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,24 +25,27 @@ def register(app: typer.Typer) -> None:
 
 def list_recipes() -> None:
     """A table of the packaged recipes: those for everybody, our own, then the papers'."""
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     from sfumato import recipes
     from sfumato.cli.listing import show as show_table
 
-    console = Terminal()
-    cut = console.is_terminal and console.width < _ROOM
+    console = Terminal(highlight=False)
+    found = {name: recipes.find(name) for name in sorted(recipes.packaged(), key=_place)}
+    if console.is_terminal and console.width < _ROOM:
+        for name, r in found.items():
+            console.print(Text(f"{name}  ε {r.privacy.epsilon:g}", style="bold"), soft_wrap=True)
+            console.print(Padding(Text(r.about), (0, 0, 0, 4)))
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "ε") if cut else ("name", "data", "model", "ε"):
+    for column in ("name", "data", "model", "ε"):
         table.add_column(column, no_wrap=True)
     table.add_column("about")
-    for name in sorted(recipes.packaged(), key=_place):
-        r = recipes.find(name)
-        about = Text(r.about, no_wrap=cut, overflow="ellipsis")
+    for name, r in found.items():
         data = "yours" if name in recipes.GENERAL else r.data.name
-        kind = () if cut else (data, r.model.name)
-        table.add_row(name, *kind, f"{r.privacy.epsilon:g}", about)
+        table.add_row(name, data, r.model.name, f"{r.privacy.epsilon:g}", Text(r.about))
     show_table(table)
 
 

@@ -213,7 +213,7 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("row", "seeds", "published", "ours", "", ""):
             right = column in ("published", "ours", "seeds")
-            table.add_column(column, justify="right" if right else "left", no_wrap=True)
+            table.add_column(column, justify="right" if right else "left", no_wrap=right)
         for row in mine:
             name = row.name + (f" ({row.alias})" if row.alias else "")
             printed = "" if row.published is None else f"{row.published:g}"
@@ -232,8 +232,5 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
         console.print(
             f"\nThere is no folder of results at {results.absolute()}, so no row counts as run: "
             "--results names another.",
-            soft_wrap=True,
         )
-    console.print(
-        "\nRun a paper or a row: sfumato reproduce shoe-fit/fashion-tanh --seeds 1", soft_wrap=True
-    )
+    console.print("\nRun a paper or a row: sfumato reproduce shoe-fit/fashion-tanh --seeds 1")

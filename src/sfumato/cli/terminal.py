@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +13,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from sfumato.text import printable
+
+_COMMAND = "sfumato "
+"""Begins a command in a sentence."""
 
 
 class Terminal(Console):
@@ -28,6 +34,16 @@ class Terminal(Console):
             highlight=False,
         )  # fmt: skip
 
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **more: Any) -> None:
+        """Print as rich does; with `soft_wrap`, a terminal breaks lines between words.
+
+        Elsewhere a line stays one, and everywhere one with a command, to be copied.
+        """
+        soft = self.soft_wrap if soft_wrap is None else soft_wrap
+        if soft and self.is_terminal:
+            soft = any(_COMMAND in str(shown) for shown in objects)
+        super().print(*objects, soft_wrap=soft, **more)
+
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
@@ -39,5 +55,22 @@ class Terminal(Console):
 
 
 def echo(message: Any = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a text, with control characters shown as escapes."""
-    typer.echo(printable(str(message)), err=err, nl=nl)
+    """Print a text, with control characters shown as escapes, and no word cut on a terminal."""
+    text, stream = printable(str(message)), sys.stderr if err else sys.stdout
+    if stream.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns)
+    typer.echo(text, err=err, nl=nl)
+
+
+def wrapped(text: str, columns: int) -> str:
+    """The text with the sentences on lines of at most so many columns, if words are no longer.
+
+    Indented lines and lines with a command stay as they are, to be copied.
+    """
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        if len(line) > columns and not line.startswith(" ") and _COMMAND not in line:
+            lines[number] = textwrap.fill(
+                line, columns, break_long_words=False, break_on_hyphens=False
+            )
+    return "\n".join(lines)

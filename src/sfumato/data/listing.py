@@ -164,6 +164,14 @@ def read_listing(
     )
 
 
+def training_examples(listing: Listing, unit: str) -> int:
+    """The number of training images or units that are left by the usual split."""
+    divided = _divide(listing, 0.0, 0.2, 0, "independent")
+    if unit == IMAGE or divided.units is None:
+        return len(divided.train)
+    return len(np.unique(divided.units[divided.train]))
+
+
 def _divide(
     listing: Listing, validation: float, test_fraction: float, seed: int, rule: Rule
 ) -> Listing:

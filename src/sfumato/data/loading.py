@@ -21,13 +21,18 @@ from sfumato.data.idx import read_idx_folder
 from sfumato.data.imagenet import list_imagenette, list_tiny_imagenet
 from sfumato.data.imageset import Dataset, ImageSet
 from sfumato.data.in_memory import read_object
-from sfumato.data.listing import Listing, read_listing, units_from_paths
+from sfumato.data.listing import (
+    Listing,
+    read_listing,
+    training_examples,
+    units_from_paths,
+)
 from sfumato.data.npz import read_npz
 from sfumato.data.shards import holds_shards, is_pattern, list_shards
 from sfumato.data.split import Rule, check_fraction
 from sfumato.data.table import list_table
 from sfumato.data.table_rows import TABLES, is_table
-from sfumato.data.units import IMAGE, check_pattern
+from sfumato.data.units import IMAGE, check_pattern, with_unit
 from sfumato.errors import UserError, names_in, nearest, nearest_path
 from sfumato.text import DATA_FILES, GIVEN
 
@@ -166,6 +171,36 @@ def load(
     # Before images are resized, so that the size does not decide which images are set aside.
     dataset = dataset.split_validation(validation, seed=split_seed, rule=rule)
     return _noted(adapt(dataset, size=shape, channels=channels))
+
+
+def count_examples(
+    place: str | os.PathLike[str],
+    *,
+    unit: str = IMAGE,
+    unit_pattern: str = "",
+    columns: Sequence[str] = (),
+) -> int:
+    """The number of training examples that a run on a folder, a table or an `.npz` would have.
+
+    Images that are set aside for testing do not count. Nothing is decoded but an `.npz` file.
+
+    Args:
+        place: as for `load`, but no name of a data set.
+        unit: as for `load`; the examples are units.
+        unit_pattern: as for `load`.
+        columns: as for `load`.
+
+    Raises:
+        UserError: with a sentence about the data or the arguments.
+    """
+    check_pattern(unit, unit_pattern)
+    _check_columns(columns, place)
+    where = _placed(None, place, None)
+    if where.suffix.lower() == ".npz" and where.is_file():
+        found = load(place, unit=unit, unit_pattern=unit_pattern, cache=False)
+        return with_unit(found, unit).train.examples
+    listing = _listing(None, where, _Asked(unit, unit_pattern, tuple(columns), "", False))
+    return training_examples(listing, unit)
 
 
 def _check_loadable(name: object) -> None:

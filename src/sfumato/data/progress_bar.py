@@ -41,7 +41,11 @@ def progress(
 
     if sys.stderr.isatty():
         from rich.progress import (
-            BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn,
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
         )  # fmt: skip
 
         columns: list[str | ProgressColumn] = [

@@ -83,7 +83,7 @@ def _summary(axes: Axes, evaluation: Evaluation, matrix: Matrix, *, lines: int) 
     """The numbers in words, and the most frequent errors as far as there is room."""
     axes.set_axis_off()
     e = evaluation
-    top = "" if len(e.classes) <= 5 else f" · top-5 {percent(e.top5)}"
+    top = f" · top-5 {percent(e.top5)}" if e.tells_top5 else ""
     text = [
         f"{e.n:,} images".replace(",", " ") + f" · accuracy {percent(e.accuracy)}{top}",
         f"AUROC {overall(e, 'auroc')} · AP {overall(e, 'average_precision')}",
