@@ -1,25 +1,20 @@
-"""The time that training will take on this machine, from a few passes over random images."""
+"""The time that a recipe will take on this machine, from a few passes over images of zeros."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
-from sfumato.data import Dataset, ImageSet, ImageStore
+from sfumato.data import Dataset, ImageSet
 from sfumato.data.catalogue import DRAWN
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.training import setup
 from sfumato.training.drawn_images import images_at_once
-from sfumato.training.initial.frozen_features import frozen_features
-
-_ROWS = 8
-"""Images of a timed pass."""
+from sfumato.training.initial.frozen_features import features_apply
+from sfumato.training.pace import ENGINE, seconds_for
 
 _CHECKS = 300
 """Views that take as long as the checks before the first step; 290 to 320 were measured."""
@@ -56,32 +51,31 @@ class Pace:
 
 
 def measure_pace(recipe: Recipe, dataset: Dataset, device: torch.device) -> Pace:
-    """Time passes of a recipe's network over random images of a data set's shape.
+    """Time passes of a recipe's network over images of zeros, of a data set's shape.
 
-    A private step takes about as long as an ordinary one. On a GPU steps are compiled later, and
-    faster than what is timed here. No image of the data set is looked at.
+    On a GPU steps are compiled later, and faster than what is timed here. No image of the data set
+    is looked at.
     """
     # Grey images are shown in three channels to the weights that come with sfumato.
     channels = 3 if recipe.start.source == DRAWN else dataset.channels
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (_ROWS, channels, *dataset.size), dtype=np.uint8)
-    part = ImageSet(pixels, np.arange(_ROWS, dtype=np.int64) % len(dataset.classes))
-    half = (0.5,) * channels
+    shape, half = (channels, *dataset.size), (0.5,) * channels
+    part = ImageSet(np.zeros((1, *shape), dtype=np.uint8), np.zeros(1, dtype=np.int64))
     probe = Dataset("probe", dataset.classes, part, part, None, half, half)
     model = setup.build_model(recipe, probe, Randomness.from_seed(0)).to(device)
-    store = ImageStore(part, mean=half, std=half, device=device)
-    fixed = frozen_features(model, store, setup.views(recipe)) is not None
-    x = torch.from_numpy(pixels).to(device).float() / 127.5 - 1
-    y = torch.from_numpy(part.labels).to(device)
 
-    def forward() -> None:
+    def forward(rows: int) -> None:
         with torch.no_grad():
-            model(x)
+            model(torch.zeros(rows, *shape, device=device))
+        _wait_for(device)
 
-    def both() -> None:
-        torch.autograd.backward(F.cross_entropy(model(x), y))
+    def both(rows: int) -> None:
+        loss = model(torch.zeros(rows, *shape, device=device)).square().sum()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        torch.autograd.grad(loss, trained, allow_unused=True)
+        _wait_for(device)
 
-    return Pace(_timed(forward, device) / _ROWS, _timed(both, device) / _ROWS, fixed)
+    fixed = features_apply(model, setup.views(recipe))
+    return Pace(seconds_for(forward, 1), ENGINE * seconds_for(both, 1), fixed)
 
 
 def views_of(recipe: Recipe, dataset: Dataset, batch: float, steps: int) -> float:
@@ -91,15 +85,6 @@ def views_of(recipe: Recipe, dataset: Dataset, batch: float, steps: int) -> floa
     return batch * steps * (t.views + t.self_mix) * images
 
 
-def _timed(work: Callable[[], None], device: torch.device) -> float:
-    """Seconds of a call, after one that warms up."""
-    work()
-    began = _now(device)
-    work()
-    return _now(device) - began
-
-
-def _now(device: torch.device) -> float:
+def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter()

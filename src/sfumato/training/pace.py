@@ -26,7 +26,7 @@ SHORT = 30.0
 LONG = 3600.0
 """Seconds above which the user is told what takes minutes."""
 
-_ENGINE = 1.4
+ENGINE = 1.4
 """Time of per-example gradients over that of an ordinary pass; measured from 1.2 to 1.6."""
 
 _ROWS = (4, 32, 256)
@@ -66,12 +66,19 @@ def seconds_on_cpu(model: nn.Module, plan: Plan, dataset: Dataset, seen: Views) 
         if features_apply(model, seen):
             with torch.no_grad():
                 count = len(dataset.train) + len(dataset.test)
-                return _seconds(lambda rows: model(images(rows)), count)
-        return _seconds(both, plan.steps * plan.sampler.batch * seen.total * _ENGINE)
+                return seconds_for(lambda rows: model(images(rows)), count)
+        return seconds_for(both, plan.steps * plan.sampler.batch * seen.total * ENGINE)
 
 
-def _seconds(work: Callable[[int], object], count: float) -> float:
-    """Seconds for so many images, by the fastest of some calls: others may have been disturbed."""
+def seconds_for(work: Callable[[int], object], count: float) -> float:
+    """Seconds of some work on so many images.
+
+    The fastest of some calls counts: others may have been disturbed.
+
+    Args:
+        work: The work on a number of images.
+        count: The number of images that is asked about.
+    """
     found = float("inf")
     for rows in _ROWS:
         ends = time.monotonic() + _REPEATED
