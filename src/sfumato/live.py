@@ -101,7 +101,7 @@ def _started() -> Live:
     # What is printed by other means than the console has to be printed above the bars as well,
     # but what goes to a pipe has to arrive there.
     live = Live(
-        console=_consoles[-1] if _consoles else Console(stderr=True),
+        console=_consoles[-1] if _consoles else Console(stderr=True, markup=False, emoji=False),
         get_renderable=lambda: Group(*(bar.get_renderable() for bar in list(_shown))),
         refresh_per_second=10,
         transient=True,

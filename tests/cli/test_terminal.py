@@ -76,4 +76,4 @@ def test_markup_is_switched_on_nowhere() -> None:
                     raise AssertionError(path)
                 case ast.Attribute(attr="from_markup") | ast.ImportFrom(module="rich.markup"):
                     raise AssertionError(path)
-    assert makers == {"data/progress_bar.py"}, "commands print by sfumato.cli.terminal.Terminal"
+    assert makers == {"live.py"}, "commands print by sfumato.cli.terminal.Terminal"

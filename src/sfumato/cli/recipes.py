@@ -32,7 +32,7 @@ def list_recipes() -> None:
     from sfumato import recipes
     from sfumato.cli.listing import show as show_table
 
-    console = Terminal(highlight=False)
+    console = Terminal()
     found = {name: recipes.find(name) for name in sorted(recipes.packaged(), key=_place)}
     if console.is_terminal and console.width < _ROOM:
         for name, r in found.items():

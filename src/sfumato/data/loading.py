@@ -199,7 +199,7 @@ def count_examples(
     if where.suffix.lower() == ".npz" and where.is_file():
         found = load(place, unit=unit, unit_pattern=unit_pattern, cache=False)
         return with_unit(found, unit).train.examples
-    listing = _listing(None, where, _Asked(unit, unit_pattern, tuple(columns), "", False))
+    listing = _listing(None, where, _Asked(unit, unit_pattern, tuple(columns), "", False, None))
     return training_examples(listing, unit)
 
 

@@ -46,7 +46,7 @@ def progress(
             Progress,
             TextColumn,
             TimeRemainingColumn,
-        )  # fmt: skip
+        )
 
         columns: list[str | ProgressColumn] = [
             TextColumn("{task.description}", markup=False),  # A folder's name is text.
