@@ -96,7 +96,7 @@ def test_minutes_follow_from_speed_gpus_and_bytes(run: Run) -> None:
     words = ("--epsilon", "2", *SMALL, *many, "--bandwidth", "0.001", "--accountant", "rdp")
     grid = json.loads(run(*words, "--json")[1])
     for c in grid:
-        seconds = c["views"] / (4 * 100) + c["steps"] * 2 * 8 * 1e6 * (3 / 4) / 1e6
+        seconds = c["views"] / (4 * 100) + c["steps"] * 12 * 1e6 * (3 / 4) / 1e6
         assert c["minutes"] == pytest.approx(seconds / 60)
     assert "minutes" in run(*words)[1]
     assert "minutes" not in run("--epsilon", "2", *SMALL, "--accountant", "rdp")[1]

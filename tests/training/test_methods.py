@@ -356,7 +356,7 @@ def test_a_compiler_ended_with_the_run_is_not_called_slow(
             run.run(stop)
     else:
         run.run(stop)
-    assert said == ([] if asked else ["slow"])
+    assert ("slow" in said) is not asked  # Other remarks depend on the speed of the machine.
 
 
 @pytest.mark.parametrize("told", [True, False])
