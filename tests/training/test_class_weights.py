@@ -19,6 +19,7 @@ from sfumato.training.class_weights import WeightedCrossEntropy, check_class_wei
 from sfumato.training.classifier import read_weights
 from sfumato.training.pipeline import train
 from sfumato.training.run_folder import WEIGHTS
+from thinning import one_in
 from tiny_run import TINY
 
 CLASSES = ("a", "b", "c")
@@ -75,7 +76,7 @@ def test_the_loss_of_each_example_is_multiplied_before_clipping(rule: ClippingRu
     [Flat(CLIP), Normalised(CLIP), Automatic(0.01), GroupWise(CLIP)],
     ids=["flat", "normalised", "automatic", "per-layer"],
 )
-@pytest.mark.parametrize("label", range(3))
+@pytest.mark.parametrize("label", one_in(3, range(3)))
 def test_one_example_adds_at_most_c_whatever_its_weight(rule: ClippingRule, label: int) -> None:
     x, _ = batch(1)
     for scale in (1e-3, 1.0, 1e3):
