@@ -47,7 +47,6 @@ def init(
     columns: str = COLUMNS,
     size: int = typer.Option(None, help="Side to which images are scaled; see README."),
     device: str = typer.Option("auto", help="Where it will train: auto, cpu, cuda or mps."),
-    data_root: Path = typer.Option(None, help="Where to look for data sets first."),
     skip_unreadable: bool = typer.Option(
         False, "--skip-unreadable", help="Go on without images that cannot be read."
     ),
@@ -63,10 +62,15 @@ def init(
 
     with loading():
         from sfumato.guide import look, propose, recipe_text
+        from sfumato.privacy.accounting.budget import check_epsilon
         from sfumato.settings import Data
+        from sfumato.training.devices import pick_device
 
     new_file.check(out, endings=(".toml",))
     _check_outside(out, Path(data))
+    if epsilon is not None:
+        check_epsilon(epsilon)
+    where: torch.device | None = pick_device(device)
     stated = Data(
         name=data,
         size=size,
@@ -76,18 +80,19 @@ def init(
         skip_unreadable=skip_unreadable,
     )
     ask = not yes and sys.stdin.isatty()
-    found = look(stated, search=unit is None, root=data_root, cache=cache)
+    found = look(stated, search=unit is None, cache=cache)
     describe(found.dataset, found.data.unit)
     echo()
     if found.remark:
         echo(found.remark)
     if ask and unit is None:
-        found = _asked_unit(found, data_root, cache)
+        found = _asked_unit(found, cache)
     if epsilon is None:
         epsilon = _asked("Privacy budget, epsilon", _EPSILON) if ask else _EPSILON
     if minutes is None:
         minutes = _asked("Minutes that training may take", _MINUTES) if ask else _MINUTES
-    where = _asked_device(device) if ask and device == "auto" else _device(device)
+    if ask and device == "auto":
+        where = _asked_device()
     with Terminal(stderr=True).status("Measuring the speed of this machine …"):
         proposal = propose(
             found.dataset, found.data, epsilon=epsilon, minutes=minutes, device=where
@@ -111,7 +116,7 @@ def _asked(question: str, default: float) -> float:
     return answer
 
 
-def _asked_unit(found: Found, root: Path | None, cache: bool) -> Found:
+def _asked_unit(found: Found, cache: bool) -> Found:
     """The data by the unit that the user names."""
     from sfumato.guide import look
 
@@ -119,22 +124,17 @@ def _asked_unit(found: Found, root: Path | None, cache: bool) -> Found:
     word = typer.prompt("Unit of privacy", default=found.data.unit, err=True)
     if word == found.data.unit:
         return found
-    return look(replace(found.data, unit=word), search=False, root=root, cache=cache)
+    return look(replace(found.data, unit=word), search=False, cache=cache)
 
 
-def _asked_device(device: str) -> torch.device | None:
+def _asked_device() -> torch.device | None:
     """The device that the user means; None for a GPU that is not in this machine."""
-    here = _device(device)
-    on_gpu = typer.confirm("Train on a GPU?", default=here.type != "cpu", err=True)
-    if on_gpu:
-        return None if here.type == "cpu" else here
-    return _device("cpu")
-
-
-def _device(name: str) -> torch.device:
     from sfumato.training.devices import pick_device
 
-    return pick_device(name)
+    here = pick_device("auto")
+    if not typer.confirm("Train on a GPU?", default=here.type != "cpu", err=True):
+        return pick_device("cpu")
+    return None if here.type == "cpu" else here
 
 
 def _say(p: Proposal, minutes: float, out: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -35,9 +34,7 @@ class Found:
     remark: str = ""
 
 
-def look(
-    data: Data, *, search: bool = True, root: str | Path | None = None, cache: bool = False
-) -> Found:
+def look(data: Data, *, search: bool = True, cache: bool = False) -> Found:
     """Look at a data set and, unless its unit is named, for patients with several images.
 
     Patients are where docs/patients.md says: folders below classes, columns, arrays, DICOM fields.
@@ -45,26 +42,25 @@ def look(
     Args:
         data: Settings that name the data.
         search: Whether to look for patients where the unit is one image.
-        root: Where to look for data sets first.
         cache: Whether decoded images may be kept in the user's cache; otherwise nothing is written.
 
     Raises:
         UserError: If there is no such data, or it cannot be read.
     """
     if data.unit != IMAGE or not search:
-        return Found(_loaded(data, root, cache), data)
+        return Found(_loaded(data, cache), data)
     try:
-        found = _loaded(replace(data, unit=PATIENT), root, cache)
+        found = _loaded(replace(data, unit=PATIENT), cache)
     except UserError as error:
-        own = _loaded(data, root, cache)
+        own = _loaded(data, cache)
         return Found(own, data, f"No {PATIENT}s with several images were found: {error}")
     units, images = found.train.examples, len(found.train)
     assert found.train.units is not None
     if units == images:
-        return Found(_loaded(data, root, cache), data, f"Every {PATIENT} has one training image.")
+        return Found(_loaded(data, cache), data, f"Every {PATIENT} has one training image.")
     if units < _FEWEST:
         return Found(
-            _loaded(data, root, cache),
+            _loaded(data, cache),
             data,
             f"What could be {PATIENT}s are only {units} groups of training images, too few to "
             "train on: the unit of privacy is one image. If they are people, epsilon is not about "
@@ -78,5 +74,5 @@ def look(
     return Found(found, replace(data, unit=PATIENT), remark)
 
 
-def _loaded(data: Data, root: str | Path | None, cache: bool) -> Dataset:
-    return dataset_of(replace(data, cache=cache and data.cache), root=root)
+def _loaded(data: Data, cache: bool) -> Dataset:
+    return dataset_of(replace(data, cache=cache and data.cache))
