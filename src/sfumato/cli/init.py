@@ -84,7 +84,7 @@ def init(
     describe(found.dataset, found.data.unit)
     echo()
     if found.remark:
-        echo(found.remark)
+        _tell(found.remark)
     if ask and unit is None:
         found = _asked_unit(found, cache)
     if epsilon is None:
@@ -143,16 +143,22 @@ def _say(p: Proposal, minutes: float, out: Path) -> None:
 
     c, unit = p.choice, p.recipe.data.unit
     echo()
-    echo(
+    _tell(
         f"Recipe: {p.base}, epsilon {p.recipe.privacy.epsilon:g} at delta "
         f"{p.recipe.privacy.delta:g} for one {unit}, {c.steps:,} steps of about {c.batch:,} of "
         f"{p.examples:,} {unit}s, noise multiplier {c.noise_multiplier:g}."
     )
-    echo(measured_accuracy(p))
-    echo(expected_time(p))
+    _tell(measured_accuracy(p))
+    _tell(expected_time(p))
     if not p.within:
-        echo(f"No recipe takes {minutes:g} minutes or less here: this is the quickest.")
+        _tell(f"No recipe takes {minutes:g} minutes or less here: this is the quickest.")
     file = shlex.quote(str(out))
     echo(f"Written: {out}. Next:")
     echo(f"  sfumato plan {file}")
     echo(f"  sfumato train {file}")
+
+
+def _tell(sentence: str) -> None:
+    """Print a sentence, wrapped between words on a terminal."""
+    console = Terminal(highlight=False, markup=False, emoji=False)
+    console.print(sentence, soft_wrap=not console.is_terminal)
