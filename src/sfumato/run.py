@@ -163,7 +163,7 @@ class Run:
         return bool(self.statement) and (self.folder / run_folder.WEIGHTS).is_file()
 
     @property
-    def removed(self) -> bool:
+    def weights_removed(self) -> bool:
         """Tell whether its weights are gone, though it came to its end."""
         return run_folder.weights_removed(self.folder)
 

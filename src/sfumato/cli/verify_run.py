@@ -61,7 +61,9 @@ def show(folder: Path, console: Console, key: Path | None = None) -> None:
     if not run.private:
         console.print("\nTrained without privacy: there is no guarantee to verify.", style="yellow")
     elif not run.finished:
-        missing = " The weights were removed." if run.removed else " The run has not finished."
+        missing = (
+            " The weights were removed." if run.weights_removed else " The run has not finished."
+        )
         words = ("\nThe ledger is consistent.", "green"), missing
         console.print(Text.assemble(*words))
     else:

@@ -170,7 +170,11 @@ def _measured(
     trust_code: Iterable[Code],
 ) -> Measured:
     if not run.finished:
-        reason = f"its {run_folder.WEIGHTS} was removed" if run.removed else "it has not finished"
+        reason = (
+            f"its {run_folder.WEIGHTS} was removed"
+            if run.weights_removed
+            else "it has not finished"
+        )
         return Measured(missing=f"The run has no weights to evaluate: {reason}.")
     try:
         classifier = classifiers.load(run.folder, device=device, trust_code=trust_code)

@@ -34,7 +34,7 @@ def lead(run: Run) -> str:
         )
     delta = power(g.delta)
     plainly = meaning(g.spent, g.delta, shown=delta)
-    if not run.finished and not run.removed:
+    if not run.finished and not run.weights_removed:
         secret = "as long as nobody else sees `secret.key`, which lies in the folder until the end"
         condition = "" if g.seeded else f", {secret}"
         return (
@@ -94,7 +94,7 @@ def warnings(run: Run) -> list[str]:
             )
     if lacking := missing_metrics(run):
         found.append(f"**Metrics are missing**: {lacking}")
-    if run.removed:
+    if run.weights_removed:
         found.insert(
             0, f"**Without weights**: the run has finished, but its {WEIGHTS} was removed."
         )

@@ -24,7 +24,9 @@ def headline(run: Run, measured: Measured) -> Safe:
         price, under = "?", "ε: unknown"
     else:
         price = upwards(spent, places=2) if spent >= 0.1 else upwards(spent, 2)
-        under = f"ε at δ = {power(p.delta)}" + ("" if run.finished or run.removed else ", so far")
+        under = f"ε at δ = {power(p.delta)}" + (
+            "" if run.finished or run.weights_removed else ", so far"
+        )
     tiles = [
         _tile(percent(run.accuracy), "test accuracy", "good"),
         _tile(price, under, "price"),
@@ -46,7 +48,7 @@ def _tile(value: str, under: str, kind: str = "") -> Safe:
 def status(run: Run) -> Safe:
     """A word on how a run stands."""
     if not run.finished:
-        words = "without weights" if run.removed else "not finished"
+        words = "without weights" if run.weights_removed else "not finished"
         return element("span", {"class": "badge warn"}, words)
     if not run.private:
         return element("span", {"class": "badge warn"}, "not private")
