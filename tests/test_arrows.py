@@ -29,7 +29,7 @@ BELOW = {
     },
     "recipes": {"recipe"},
     "run": {"training", "privacy", "models", "data", "recipe", "recipes"},
-    "analysis": {"run", "training", "privacy", "models", "data"},
+    "analysis": {"run", "training", "privacy", "models", "data", "nn"},
     "report": {
         "run", "analysis", "training", "privacy", "models", "data", "charts", "recipe", "recipes",
     },

@@ -2,7 +2,8 @@
 
 Layers come from `sfumato.models.summary`; a second count of all operations finds products outside
 convolutions and linear layers, such as those of attention, and those that a batch needs once, such
-as making filters of a steerable basis.
+as making filters of a steerable basis. It does not see Fourier transforms: those of wavelets are
+counted by their formula.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sfumato.models import Layer, summary
+from sfumato.nn.scattering import Scattering
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def cost_of(model: nn.Module, input: tuple[int, int, int]) -> Cost:
     """Count a model's parameters and MACs for one image of `(channels, height, width)`."""
     found = summary(model, input)
     one, two = (_products(model, count, input) for count in (1, 2))
-    elsewhere = max(0, two - one - found.macs)
+    counted = sum(layer.macs for layer in found.layers if layer.kind != Scattering.__name__)
+    elsewhere = max(0, two - one - counted)
     once = max(0, 2 * one - two)
     return Cost(found.layers, found.parameters, found.macs + elsewhere, elsewhere, once)
 

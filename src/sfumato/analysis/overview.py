@@ -23,11 +23,12 @@ from sfumato.analysis.activation_statistics import Activations, activations_of
 from sfumato.analysis.calibration import Calibration, calibrate
 from sfumato.analysis.classification import Array
 from sfumato.analysis.cost import Cost, cost_of
-from sfumato.analysis.curvature import Hessian, Trace, trace_of
+from sfumato.analysis.curvature import CHUNK, Hessian, Trace, trace_of
 from sfumato.analysis.gradients import GradientNorms, gradient_norms
 from sfumato.analysis.run_access import at_snapshot, draw_images, mechanism, part_of
 from sfumato.analysis.sparsity import Sparsity, sparsity_of
 from sfumato.analysis.spectrum import EXACT, Spectrum, spectrum_of
+from sfumato.analysis.trained_part import trained_part
 from sfumato.data import ImageSet
 from sfumato.data.progress_bar import progress
 from sfumato.errors import UserError, nearest
@@ -239,7 +240,9 @@ def _calibration(found: Analysis) -> None:
 def _curvature(found: Analysis) -> None:
     run, effort = found.run, found.effort
     x, y = _images(found)
-    hessian = Hessian(run.network, x, y)
+    part, entering = trained_part(run.network, x)
+    fixed = part is not run.network
+    hessian = Hessian(part, entering, y, chunk=len(x) if fixed else CHUNK)
     with torch.no_grad():
         outputs = torch.cat([*BatchSize(256).parts(len(x), lambda part: run.network(x[part]))])
         found.loss = float(hessian.loss(outputs.cpu().double(), y.cpu()))

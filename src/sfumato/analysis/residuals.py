@@ -5,7 +5,8 @@ skip connection), V_F on the convolutional path, V_A their sum, and V_A^S the su
 No block class needs to be known: every operation of a forward pass is watched, each tensor carries
 its depth, the number of convolutions and matrix products (and, to decide between equals, of all
 operations) between the input and itself, and a sum of two tensors of one shape but different depth
-is a residual sum, whose deeper part is V_F.
+is a residual sum, whose deeper part is V_F. Sums before the first convolution or product, such as
+those of a Fourier transform, are none.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class _Watch(TorchFunctionMode):
             return None
         depth_a, depth_b = _depth(a), _depth(b)
         if depth_a is None or depth_b is None or depth_a == depth_b:
+            return None
+        if max(depth_a, depth_b)[0] == 0:
             return None
         return (a, b) if depth_a < depth_b else (b, a)
 

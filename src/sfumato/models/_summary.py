@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from sfumato.models.registry import create
+from sfumato.nn.scattering import Scattering
 from sfumato.nn.transformer import DotProductAttention
 
 
@@ -25,7 +26,7 @@ class Layer:
         kind: The class of the module.
         output: The shape of its output for one image.
         parameters: Its trainable parameters; zero at a second call.
-        macs: Multiply-accumulates of its convolution or matrix products, per image.
+        macs: Multiply-accumulates of its convolution, matrix products or wavelets, per image.
     """
 
     name: str
@@ -153,6 +154,8 @@ def _macs(module: nn.Module, output: tuple[int, ...]) -> int:
         each = module.in_features
     elif isinstance(module, DotProductAttention):
         each = 2 * output[0]  # queries by keys, and weights by values
+    elif isinstance(module, Scattering):
+        return output[0] // module.coefficients * module.macs
     else:
         return 0
     return torch.Size(output).numel() * each

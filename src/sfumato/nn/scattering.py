@@ -79,6 +79,32 @@ class Scattering(nn.Module):
         height, width = self.size
         return -(-height // self._step), -(-width // self._step)
 
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the transform of one channel.
+
+        A Fourier transform of n positions by halves has n log2(n) / 2 products of complex numbers,
+        which count for four; a spectrum times a real filter has 2 n.
+        """
+        whole = math.prod((positions + 2) * self._step for positions in self.grid)
+        sizes = [whole // 4**scale for scale in range(self.scales + 1)]
+
+        def fourier(scale: int) -> int:
+            return round(2 * sizes[scale] * math.log2(sizes[scale]))
+
+        def smoothed(fine: int) -> int:
+            return 2 * sizes[fine] + fourier(self.scales)
+
+        def moduli(fine: int, scale: int) -> int:
+            return self.angles * (2 * sizes[fine] + 2 * fourier(scale))
+
+        total = fourier(0) + smoothed(0)
+        for j in range(self.scales):
+            total += moduli(0, j) + self.angles * smoothed(j)
+            for k in range(j + 1, self.scales):
+                total += self.angles * (moduli(j, k) + self.angles * smoothed(k))
+        return total
+
     def forward(self, x: Tensor) -> Tensor:
         """The coefficients of each image, in single precision at least."""
         if tuple(x.shape[2:]) != tuple(self.size):

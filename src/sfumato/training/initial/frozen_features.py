@@ -100,23 +100,7 @@ class Features:
             return distance(output, self.end(once)) == 0
 
     def _entering(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The input of the end, if that is one tensor in one call; and the network's output."""
-        caught: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-        def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            caught.append((args, kwargs))
-
-        part = self._model.get_submodule(self.path)
-        hook = part.register_forward_pre_hook(catch, with_kwargs=True)
-        try:
-            with torch.no_grad():
-                output: Tensor = self._model(x)
-        finally:
-            hook.remove()
-        if len(caught) != 1 or len(caught[0][0]) != 1 or caught[0][1]:
-            return None, output
-        found = caught[0][0][0]
-        return found if isinstance(found, Tensor) else None, output
+        return entering(self._model, self.path, x)
 
     def _all(self) -> tuple[Tensor, Tensor]:
         with working("checking fixed layers"):
@@ -157,6 +141,31 @@ def _images(store: ImageStore, first: int, most: int = _ROWS) -> tuple[Tensor, T
     device = store.device
     where = torch.arange(first, min(first + store.at_once(most), len(store)), device=device)
     return _AS_THEY_ARE.fetch(store, where, _AS_THEY_ARE.draw(len(where)).to(device))
+
+
+def entering(model: nn.Module, path: str, x: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The input of a part of a network, if that is one tensor in one call; and the output.
+
+    Args:
+        model: The network.
+        path: Name of the part.
+        x: Inputs of the network.
+    """
+    caught: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caught.append((args, kwargs))
+
+    hook = model.get_submodule(path).register_forward_pre_hook(catch, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            output: Tensor = model(x)
+    finally:
+        hook.remove()
+    if len(caught) != 1 or len(caught[0][0]) != 1 or caught[0][1]:
+        return None, output
+    found = caught[0][0][0]
+    return found if isinstance(found, Tensor) else None, output
 
 
 class End(nn.Module):
