@@ -172,7 +172,7 @@ def paint_matrix(axes: Axes, matrix: Matrix, side: float) -> None:
     names = [shortened(matrix.classes[k]) for k in ticks]
     row = 72 * side / len(ticks)
     size = min(9.0, max(4.5, 0.72 * row))
-    upright = max(len(name) for name in names) * size * 0.62 > row
+    upright = max(len(name) for name in names) * size * 0.7 > row
     axes.set_xticks(ticks, names, rotation=90 if upright else 0, fontsize=size)
     axes.set_yticks(ticks, names, fontsize=size)
     axes.tick_params(length=0)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from sfumato.io.atomic import write_whole
 
@@ -61,21 +63,45 @@ _LOOK: Any = {
 }
 
 
+_GAP = 2.0
+"""Pixels between labels of tick marks that do not touch."""
+
+
 @contextmanager
 def figure(width: float, height: float, path: Path) -> Iterator[Figure]:
     """A figure of so many inches that is written to `path` as PNG when the block ends.
 
     The file is whole or not there; one that exists is replaced. Class names are shown as they are:
-    `$` starts no formula, and a character that the font lacks is a box, not a warning.
+    `$` starts no formula, and a character that the font lacks is a box, not a warning. Labels of
+    tick marks that would touch each other are left out.
     """
     with matplotlib.rc_context(_LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         made = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(made)
         yield made
+        separate_labels(made)
         content = io.BytesIO()
         made.savefig(content, format="png", metadata={"Software": "sfumato"})
     write_whole(path, content.getvalue())
+
+
+def separate_labels(figure: Figure) -> None:
+    """Leave out labels of tick marks, evenly, until no two of an axis touch each other."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        for axis, across in ((axes.xaxis, True), (axes.yaxis, False)):
+            labels = [t for t in axis.get_ticklabels() if t.get_visible() and t.get_text()]
+            every = next((n for n in range(1, len(labels)) if _apart(labels[::n], across)), None)
+            for number, label in enumerate(labels):
+                label.set_visible(number % (every or len(labels)) == 0)
+
+
+def _apart(labels: Sequence[Text], across: bool) -> bool:
+    """Tell whether there is a gap between each label and the next."""
+    boxes = [label.get_window_extent() for label in labels]
+    ends = sorted((box.x0, box.x1) if across else (box.y0, box.y1) for box in boxes)
+    return all(b[0] - a[1] >= _GAP for a, b in pairwise(ends))
 
 
 def percent_axis(axes: Axes, *, x: bool = False, y: bool = True) -> None:
