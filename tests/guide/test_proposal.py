@@ -138,4 +138,4 @@ def test_fixed_layers_cost_images_and_others_views() -> None:
     fixed = [Pace(0.01, 0.03, True).seconds(views=v, **work) for v in (1e3, 1e6)]
     free = [Pace(0.01, 0.03, False).seconds(views=v, **work) for v in (1e3, 1e6)]
     assert fixed[0] == fixed[1] and free[1] - free[0] == pytest.approx(0.03 * (1e6 - 1e3))
-    assert fixed[0] > 0.01 * 1100
+    assert fixed[0] == pytest.approx(0.01 * (1100 + 11 * 256) + 10 * 0.02)

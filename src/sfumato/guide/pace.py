@@ -19,6 +19,9 @@ from sfumato.training.pace import ENGINE, seconds_for
 _CHECKS = 300
 """Views that take as long as the checks before the first step; 290 to 320 were measured."""
 
+_PASSES, _CHECKED = 11, 256
+"""Forward passes over so many images in the checks of fixed layers; 10 to 11 were measured."""
+
 _STEP = 0.02
 """Seconds of a step beside its views: noise, sums and the ledger. 0.02 to 0.03 were measured."""
 
@@ -46,8 +49,10 @@ class Pace:
             images: Training images.
             held_out: Images that the result is tested on.
         """
-        fixed = _CHECKS * self.both + _STEP * steps + self.forward * held_out
-        return fixed + (self.forward * images if self.fixed else self.both * views)
+        if self.fixed:
+            passed = images + held_out + _PASSES * min(_CHECKED, images)
+            return self.forward * passed + _STEP * steps
+        return self.both * (views + _CHECKS) + self.forward * held_out + _STEP * steps
 
 
 def measure_pace(recipe: Recipe, dataset: Dataset, device: torch.device) -> Pace:
