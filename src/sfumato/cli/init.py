@@ -160,5 +160,4 @@ def _say(p: Proposal, minutes: float, out: Path) -> None:
 
 def _tell(sentence: str) -> None:
     """Print a sentence, wrapped between words on a terminal."""
-    console = Terminal(highlight=False, markup=False, emoji=False)
-    console.print(sentence, soft_wrap=not console.is_terminal)
+    Terminal().print(sentence, soft_wrap=True)
