@@ -17,13 +17,13 @@ from sfumato.training.initial.frozen_features import features_apply
 from sfumato.training.pace import ENGINE, seconds_for
 
 _CHECKS = 300
-"""Views that take as long as the checks before the first step; 290 to 320 were measured."""
+"""Views that take as long as the checks before the first step, from a few measurements."""
 
 _PASSES, _CHECKED = 11, 256
-"""Forward passes over so many images in the checks of fixed layers; 10 to 11 were measured."""
+"""Forward passes over so many images in the checks of fixed layers, from a few measurements."""
 
 _STEP = 0.02
-"""Seconds of a step beside its views: noise, sums and the ledger. 0.02 to 0.03 were measured."""
+"""Seconds of a step beside its views: noise, sums and the ledger. from a few measurements."""
 
 
 @dataclass(frozen=True)

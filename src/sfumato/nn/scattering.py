@@ -87,7 +87,7 @@ class Scattering(nn.Module):
         which count for four; a spectrum times a real filter has 2 n.
         """
         whole = math.prod((positions + 2) * self._step for positions in self.grid)
-        sizes = [whole >> 2 * scale for scale in range(self.scales + 1)]
+        sizes: list[int] = [whole >> 2 * scale for scale in range(self.scales + 1)]
 
         def fourier(scale: int) -> int:
             return round(2 * sizes[scale] * math.log2(sizes[scale]))
