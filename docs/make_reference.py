@@ -21,7 +21,7 @@ MARK = "<!-- Below this line: written by make_reference.py. -->\n"
 PACKAGES = (
     "sfumato", "sfumato.privacy", "sfumato.privacy.accounting", "sfumato.privacy.verify",
     "sfumato.analysis", "sfumato.data", "sfumato.models", "sfumato.nn", "sfumato.recipes",
-    "sfumato.report", "sfumato.export",
+    "sfumato.report", "sfumato.export", "sfumato.guide",
 )  # fmt: skip
 IN_FULL = ("sfumato.train", "sfumato.audit", "sfumato.open", "sfumato.resume", "sfumato.load",
            "sfumato.Run", "sfumato.privacy.PrivateGradients", "sfumato.privacy.verify.verify",

@@ -18,7 +18,7 @@ from sfumato._lazy import lazy
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:
-    from sfumato import analysis, data, export, models, nn, privacy, recipes, report
+    from sfumato import analysis, data, export, guide, models, nn, privacy, recipes, report
     from sfumato.api import audit, open, resume, train
     from sfumato.recipe import Recipe
     from sfumato.run import Run
@@ -35,6 +35,7 @@ __all__ = [
     "audit",
     "data",
     "export",
+    "guide",
     "load",
     "models",
     "nn",
@@ -49,7 +50,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "": ("analysis", "data", "export", "models", "nn", "privacy", "recipes", "report"),
+        "": ("analysis", "data", "export", "guide", "models", "nn", "privacy", "recipes", "report"),
         "api": ("audit", "open", "resume", "train"),
         "errors": ("UserError",),
         "recipe": ("Recipe",),

@@ -23,7 +23,7 @@ _PASSES, _CHECKED = 11, 256
 """Forward passes over so many images in the checks of fixed layers, from a few measurements."""
 
 _STEP = 0.02
-"""Seconds of a step beside its views: noise, sums and the ledger. from a few measurements."""
+"""Seconds of a step beside its views: noise, sums and the ledger; from a few measurements."""
 
 
 @dataclass(frozen=True)
