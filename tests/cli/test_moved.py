@@ -53,7 +53,8 @@ def test_analyze_a_run_that_has_not_finished(
     folder, data = places
     half = tmp_path / "half"
     shutil.copytree(folder, half)
-    (half / "model.safetensors").unlink()
+    for name in ("model.safetensors", "statement.md"):
+        (half / name).unlink()
     refused(run("analyze", half, "--only", "cost"), OTHER_PLACE)
     result = run("analyze", half, "--only", "cost", "--data", data)
     assert result.code == 0, result.err
