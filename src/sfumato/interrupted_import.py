@@ -1,4 +1,4 @@
-"""Ctrl-C while modules are loaded."""
+"""Modules that take seconds to load: what is shown meanwhile, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def loading(what: str = "") -> Iterator[None]:
     """
     with _ending_at_once(), live.working(what) if what and sys.stderr.isatty() else nullcontext():
         yield
+
+
+def load_pytorch() -> None:
+    """Load PyTorch and what opens runs, which takes seconds, and show it on a terminal."""
+    with loading("loading PyTorch"):
+        from sfumato import run as run
 
 
 @contextmanager

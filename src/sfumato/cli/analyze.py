@@ -12,6 +12,7 @@ import typer
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.interrupted_import import load_pytorch
 from sfumato.io import new_file
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def analyze(
     trust_code: list[str] = TRUST_CODE,
 ) -> None:
     """Analyse trained networks side by side: calibration, curvature, activations, gradients."""
+    load_pytorch()
     from sfumato.analysis.overview import PARTS, Effort, check_parts
 
     wanted = [word.strip() for word in (only or ",".join(PARTS)).split(",") if word.strip()]

@@ -9,6 +9,7 @@ import typer
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.interrupted_import import load_pytorch
 from sfumato.io import new_file
 from sfumato.training import run_folder
 
@@ -35,6 +36,7 @@ def card(
     The card has the YAML header that the Hugging Face Hub reads. The licence and the words in
     brackets are for you to fill in. Its ROC and precision-recall curves are a picture beside it.
     """
+    load_pytorch()
     from sfumato.report.card import card as write_card
     from sfumato.report.card import curves_picture
     from sfumato.report.measure import measure

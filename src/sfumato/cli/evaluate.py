@@ -13,6 +13,7 @@ import typer
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.interrupted_import import load_pytorch
 from sfumato.text import percent
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def evaluate(
     ),
 ) -> None:
     """Evaluate a trained model: accuracy, AUROC, calibration, confusion matrix, each class."""
+    load_pytorch()
     from sfumato.cli.run_images import images_for
     from sfumato.discrimination import check_specificity
     from sfumato.training.classifier import load

@@ -10,6 +10,7 @@ import typer
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.errors import UserError
+from sfumato.interrupted_import import load_pytorch
 from sfumato.io import new_file
 
 
@@ -53,6 +54,7 @@ def export(
     guarantee, and is compared with PyTorch on 100 images. A folder for the Hugging Face Hub holds
     the weights, config.json and the model card.
     """
+    load_pytorch()
     from sfumato.export import write, write_folder
     from sfumato.export.model_file import check_format
     from sfumato.training.classifier import weights_path

@@ -19,6 +19,7 @@ from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
 from sfumato.cli.units import COLUMNS, UNIT_PATTERN, columns_of
 from sfumato.errors import UserError
+from sfumato.interrupted_import import load_pytorch
 from sfumato.io import new_file
 from sfumato.text import printable
 
@@ -75,6 +76,7 @@ def predict(
     With --threshold there is also a decision: of the classes whose probability reaches their
     threshold the most probable, otherwise the most probable of those without one, or none.
     """
+    load_pytorch()
     from sfumato.analysis.thresholds import parse_thresholds
     from sfumato.data.prediction_inputs import find_inputs, with_units
     from sfumato.training.classifier import check_head, load

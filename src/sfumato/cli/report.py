@@ -8,6 +8,7 @@ import typer
 
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
+from sfumato.interrupted_import import load_pytorch
 from sfumato.io import new_file
 
 
@@ -45,6 +46,7 @@ def report(
     The page needs no network and no other file. What cannot be shown, because a run has not
     finished or its data is not here, is said in its place.
     """
+    load_pytorch()
     from sfumato.report.measure import choose
     from sfumato.report.page import write
     from sfumato.report.runs import gather
