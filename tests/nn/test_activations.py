@@ -17,6 +17,8 @@ def test_mish_is_that_of_pytorch(dtype: torch.dtype) -> None:
     if dtype == torch.float64:
         close = {"rtol": 1e-12, "atol": 1e-13}
     torch.testing.assert_close(ours, wanted, **close)
+    with torch.no_grad():
+        assert torch.equal(activation("mish")(x), ours), "in place it is the same"
     slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (ours, wanted)]
     torch.testing.assert_close(*slopes, **close)
 

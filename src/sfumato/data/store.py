@@ -14,10 +14,10 @@ from sfumato.data.imageset import Array, ImageSet
 
 _OTHER_DEVICE_BUDGET = 4 << 30
 
-_PIXELS = 1 << 16
+_PIXELS = 1 << 15
 """Pixels of images that are run at once on a CPU. Measured with Equivariant-ResNet-9 at 64×64."""
 
-_FEWEST = 16
+_FEWEST = 8
 """Fewest images at once: below, the time of a call of each layer counts."""
 
 
