@@ -137,6 +137,7 @@ def test_a_pruned_run_is_kept_counted_and_not_run_again(tmp_path: Path) -> None:
     assert "3 runs, of which 2 were stopped early," in sentence(found, recipe())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("judge")
 def test_a_kill_before_the_result_is_written_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +157,7 @@ def test_a_kill_before_the_result_is_written_changes_nothing(
     assert not list(out.glob("trial-*/secret.key"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("judge")
 def test_an_interrupted_run_is_judged_by_all_of_its_accuracies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,6 @@ WAYS: dict[str, Callable[[nn.Module, Any, Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("model", [conv, linear])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("x", "y", "words"),
@@ -58,11 +57,15 @@ WAYS: dict[str, Callable[[nn.Module, Any, Any], object]] = {
     ids=["above", "below", "huge", "float", "int32", "column", "one-hot", "bytes", "double", "list",
          "array"],
 )  # fmt: skip
-def test_a_sentence(
-    model: Callable[[], nn.Module], way: str, x: Tensor, y: Tensor, words: str
-) -> None:
+def test_a_sentence(way: str, x: Tensor, y: Tensor, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        WAYS[way](model(), x, y)
+        WAYS[way](conv(), x, y)
+
+
+@pytest.mark.parametrize("x", [(X * 255).byte(), X.double()])
+def test_other_layers_have_other_words_for_types(x: Tensor) -> None:
+    with pytest.raises(UserError, match="but the weights float32"):
+        PerExample(linear())(x, Y)
 
 
 def test_a_later_batch_is_explained_too() -> None:
