@@ -126,7 +126,6 @@ def test_activations_by_name() -> None:
         "relu": torch.relu,
         "tanh": torch.tanh,
         "selu": torch.selu,
-        "mish": nn.functional.mish,
         "elu": nn.functional.elu,
         "gelu": nn.functional.gelu,
         "sigmoid": torch.sigmoid,

@@ -190,11 +190,10 @@ class Loop:
             Stopped: If asked to, after saving.
         """
         every = self.recipe.training.checkpoint_every
-        started = saved = logged = settled = time.monotonic()
+        started = saved = logged = settled = before = time.monotonic()
         earlier, first, views = self.seconds, self.step, 0.0
         recent = BatchStatistics()
         while not self.finished:
-            began = time.monotonic()
             with working("first step") if self.step == first else nullcontext():
                 statistics = self.take_step()
             if self.step == first + 1 and not stop:  # A signal may have ended the compiler, too.
@@ -217,7 +216,7 @@ class Loop:
                     )
             due = self.step % every == 0 if every else now - saved > _CHECKPOINT_SECONDS
             # A step this long is not waited for when the run is asked to stop.
-            due = due or now - began > GRACE
+            due = due or now - before > GRACE
             told = self.ranks.exchange([stop.signal or 0, due])
             if signal := max(asked for asked, _ in told):
                 self.save()
@@ -225,10 +224,10 @@ class Loop:
             if told[0][1] or self.finished:
                 self.save()
                 saved = time.monotonic()
-            left = None
+            before, left = now, None
             if self.step == first + 1:
                 # The first step includes checks and compilation: later ones take less.
-                settled = logged = now
+                settled = logged = max(now, saved)
                 views = 0.0
             else:
                 each = (now - settled) / (self.step - first - 1)

@@ -12,6 +12,10 @@ from sfumato.privacy.engines.objective import Loss, Objective
 from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot
 
 
+_SMALL = 5
+"""Number of rows up to which gradients are compared too."""
+
+
 def refuse_mixing_model(
     objective: Objective, draws: Draws, rows: int, *, random: bool, gradients: bool = True
 ) -> None:
@@ -45,7 +49,7 @@ def refuse_mixing_model(
             if out_of_memory(error):
                 raise
             # A model may refuse values that its real inputs never have.
-    if rows > 5:
+    if rows > _SMALL:
         refuse_mixing_at(objective, draws, rows)
 
 
@@ -64,8 +68,9 @@ def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
     plans += [Plan(images, [(0, "darker"), (0, "opposite")])]
     before = Snapshot(objective.model)
     # At full size the forward pass suffices: the engine's own gradients are compared later.
+    loss = objective.loss if rows <= _SMALL else None
     for plan in plans:
-        _refuse(objective, draws, plan, before, None)
+        _refuse(objective, draws, plan, before, loss)
 
 
 def _refuse(
