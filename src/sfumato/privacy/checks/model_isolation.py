@@ -11,7 +11,6 @@ from sfumato.privacy.checks.random_inputs import KINDS, image_rows
 from sfumato.privacy.engines.objective import Loss, Objective
 from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot
 
-
 _SMALL = 5
 """Number of rows up to which gradients are compared too."""
 
