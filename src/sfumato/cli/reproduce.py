@@ -232,5 +232,7 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
         console.print(
             f"\nThere is no folder of results at {results.absolute()}, so no row counts as run: "
             "--results names another.",
+            soft_wrap=True,
         )
-    console.print("\nRun a paper or a row: sfumato reproduce shoe-fit/fashion-tanh --seeds 1")
+    words = "\nRun a paper or a row: sfumato reproduce shoe-fit/fashion-tanh --seeds 1"
+    console.print(words, soft_wrap=True)

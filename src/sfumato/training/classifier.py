@@ -333,7 +333,8 @@ def load(
     for digest in (TENSORS, STATEMENT):
         content.pop(digest, None)
     try:
-        for key in ("classes", "size", "mean", "std", *(("window",) * ("window" in content))):
+        listed = ("classes", "size", "mean", "std")
+        for key in listed if content.get("window") is None else (*listed, "window"):
             content[key] = tuple(content[key])
         description = Description(**content)
         if description.test_views not in CHOICES:

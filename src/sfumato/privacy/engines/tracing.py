@@ -9,6 +9,7 @@ code of the model and of our rules instead, and refuses much that runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -31,8 +32,12 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
 
     Tensors that the function reads otherwise than through its arguments are constants.
     """
-    # Loading the compiler takes seconds, and only some runs need it.
-    from torch._inductor.compile_fx import compile_fx
-
-    found: Function = compile_fx(_Module(function), list(inputs))  # type: ignore[assignment, arg-type]
+    found: Function = compile_fx(_Module(function), list(inputs))
     return found
+
+
+def compile_fx(module: nn.Module, inputs: list[Tensor]) -> Any:
+    """Compile a module by PyTorch's compiler, which takes seconds to load."""
+    from torch._inductor.compile_fx import compile_fx as compile_module
+
+    return compile_module(module, inputs)  # type: ignore[arg-type]
