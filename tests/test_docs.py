@@ -20,6 +20,7 @@ import pytest
 
 import sfumato
 from sfumato.models import registry
+from thinning import with_slow
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -81,7 +82,9 @@ def run(program: list[tuple[str, int, str]], folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if page.blocks])
+@pytest.mark.parametrize(
+    "name", with_slow([name for name, page in PAGES.items() if page.blocks], "docs/analysis.md")
+)
 def test_every_block_of_a_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

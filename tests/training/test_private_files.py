@@ -17,6 +17,7 @@ from sfumato.training.loop import Loop
 from sfumato.training.pipeline import train
 from sfumato.training.reporter import Progress, Silent
 from sfumato.training.tensorboard import Stream
+from thinning import with_slow
 
 EXACT = {"loss", "train_accuracy", "clipped", "not_finite"}
 CLOCK = {"seconds", "views_per_second", "time"}
@@ -100,7 +101,7 @@ def test_files_do_not_depend_on_the_time_that_steps_take(
         assert len(stamps) == 1, "modification times travel with copies"
 
 
-@pytest.mark.parametrize("steps", [metrics.MANY - 1, metrics.MANY])
+@pytest.mark.parametrize("steps", with_slow([metrics.MANY - 1, metrics.MANY], metrics.MANY))
 def test_total_time_of_few_steps_is_not_written_and_others_are_coarse(
     tmp_path: Path, steps: int
 ) -> None:

@@ -38,6 +38,7 @@ from sfumato.training.classifier import Description, load, save_weights
 from sfumato.training.initial import parameters, start
 from sfumato.training.loop import Loop, Stopped
 from sfumato.training.recipe_data import dataset_of
+from thinning import with_slow
 
 DONOR_NOISE = 3.0
 
@@ -277,7 +278,7 @@ def test_a_start_on_the_same_images_is_composed(place: Path, tmp_path: Path) -> 
     assert accountants.merge(counted) == accountants.merge([*donor, *own])
 
 
-@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("same", with_slow([True, False], False))
 def test_no_draw_and_no_noise_of_a_private_start_is_used_again(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
 ) -> None:
