@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import socket
 import sys
@@ -14,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -61,6 +63,8 @@ def _command(line: Sequence[str], environment: dict[str, str]) -> tuple[int, str
 
 
 def _started(members: Sequence[tuple[int, int, Callable[..., Any], Any]]) -> list[Any]:
+    with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):  # No GPU in forked processes.
+        multiprocessing.forkserver.ensure_running()
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for member in members:

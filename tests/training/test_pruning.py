@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from sfumato import recipes
@@ -23,6 +22,8 @@ from sfumato.training.proposals import Trial, _asked, parse_choices
 from sfumato.training.pruning import _Judge, accuracies
 from sfumato.training.tune import sentence, tune
 from tiny_run import TINY
+
+optuna = pytest.importorskip("optuna")
 
 CURVES = [[0.1, 0.2, 0.3, 0.4], [0.2, 0.3, 0.5, 0.7], [0.3, 0.5, 0.6, 0.8]]
 
