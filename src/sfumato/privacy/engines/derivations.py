@@ -40,7 +40,8 @@ class Derivation:
 
         for call in self._calls:
             args, kwargs = tree_map_only(Nth, value, call.given)
-            results = [t for t in flat((call.function(*args, **kwargs),), {}) if _is_tensor(t)]
+            function = call.function  # Dynamo 2.11 takes `call.function(...)` for a method.
+            results = [t for t in flat((function(*args, **kwargs),), {}) if _is_tensor(t)]
             known.update(zip(call.outputs, results, strict=True))
         return known[self._result]
 
