@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cli_result import Run, refused
 from dicom_files import SECRET, write_scans
+from patients import PATIENT, write_patients
 from PIL import Image
 
 from sfumato import recipes
@@ -25,14 +26,7 @@ def state(*folders: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.fixture
 def scans(tmp_path: Path) -> Path:
-    """40 patients of two kinds with one to three small grey images each."""
-    random = np.random.default_rng(0)
-    for k in range(40):
-        folder = tmp_path / "scans" / ("benign", "malign")[k % 2] / f"P{k:03d}"
-        folder.mkdir(parents=True)
-        for i in range(1 + k % 3):
-            Image.fromarray(random.integers(0, 256, (8, 8), np.uint8)).save(folder / f"{i}.png")
-    return tmp_path / "scans"
+    return write_patients(tmp_path / "scans", 40, side=8)
 
 
 def table(tmp_path: Path, *, units: bool) -> Path:
@@ -68,7 +62,7 @@ def test_a_folder_of_patients(sfumato: Run, scans: Path, tmp_path: Path) -> None
     assert recipe.data.unit == "patient" and recipe.data.name == "scans"
     assert recipe.privacy.epsilon == 8 and recipe.name == "scans"
     text = Path("recipe.toml").read_text(encoding="utf-8")
-    assert "benign" not in text and "P00" not in text
+    assert "benign" not in text and PATIENT not in text
     refused(sfumato("init", "scans", *QUICK), "recipe.toml exists already")
     assert Path("recipe.toml").read_text(encoding="utf-8") == text
 
@@ -121,7 +115,7 @@ def test_dicom_files_stay_unnamed(sfumato: Run, tmp_path: Path) -> None:
     done = sfumato("init", scans, "--out", "mine.toml", *QUICK)
     assert done.code == 0 and "patients were found" in done.out
     text = Path("mine.toml").read_text(encoding="utf-8") + done.out + done.err
-    assert SECRET not in text and "Q00" not in text
+    assert SECRET not in text and PATIENT not in text
 
 
 def test_mistakes_are_sentences_and_nothing_is_written(sfumato: Run, scans: Path) -> None:

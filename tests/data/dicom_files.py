@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from patients import PATIENT
 
 SECRET = "Vinci^Leonardo"
 """A name that is in every file, and must be nowhere else."""
@@ -72,5 +73,5 @@ def write_scans(root: Path, patients: int = 30, *, ending: str = ".dcm", **optio
             name = f"{('benign', 'malignant')[k % 2]}/{k}{part}{ending}"
             frames = slices(10 * k + count, count)
             pixels = frames if count > 1 else frames[0]
-            write_dicom(root / name, pixels, patient=f"Q{k:03d}", **options)
+            write_dicom(root / name, pixels, patient=f"{PATIENT}{k:03d}", **options)
     return root

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dicom_files import SECRET, slices, write_dicom, write_scans
+from patients import PATIENT
 
 from sfumato.data import decoding, load
 from sfumato.data.dicom_file import read_frame
@@ -114,7 +115,7 @@ def parts_of(found: Dataset, patients: int = 30) -> dict[str, set[str]]:
         for count in (1, 2):
             for frame in slices(10 * k + count, count):
                 value = (frame.astype(np.int64) * 255 + 2047) // 4095
-                drawn[value.astype(np.uint8).tobytes()] = f"Q{k:03d}"
+                drawn[value.astype(np.uint8).tobytes()] = f"{PATIENT}{k:03d}"
     parts = {}
     for name, own in found.parts().items():
         names = [drawn[image.tobytes()] for image in own.images]
@@ -166,7 +167,7 @@ def test_a_patient_in_two_parts_is_refused_without_the_name(tmp_path: Path) -> N
         write_scans(tmp_path / "scans" / part, 3)
     with pytest.raises(UserError, match=r"same patient are in train and in test") as caught:
         load(tmp_path / "scans", unit="patient")
-    assert "0a.dcm" in str(caught.value) and "Q00" not in str(caught.value)
+    assert "0a.dcm" in str(caught.value) and PATIENT not in str(caught.value)
 
 
 def test_windows_and_sizes_reach_the_images(tmp_path: Path) -> None:
