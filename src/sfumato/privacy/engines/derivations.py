@@ -7,6 +7,7 @@ others, and can be run again on other values of the parameters.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class Derivation:
     """
 
     names: tuple[str, ...]
+    _functions: tuple[Callable[..., Any], ...]
     _calls: tuple[Call, ...]
     _known: dict[int, Tensor]
     _arguments: tuple[int, ...]
@@ -38,9 +40,8 @@ class Derivation:
         def value(nth: Nth) -> Tensor:
             return known[nth.number]
 
-        for call in self._calls:
+        for function, call in zip(self._functions, self._calls, strict=True):
             args, kwargs = tree_map_only(Nth, value, call.given)
-            function = call.function  # Dynamo 2.11 takes `call.function(...)` for a method.
             results = [t for t in flat((function(*args, **kwargs),), {}) if _is_tensor(t)]
             known.update(zip(call.outputs, results, strict=True))
         return known[self._result]
@@ -86,7 +87,8 @@ def derivation_of(number: int, recording: Recording, names: dict[int, str]) -> D
             needed.add(source[t])
             left += inputs
     calls = tuple(recording.calls[k] for k in sorted(needed))
-    return Derivation(tuple(arguments.values()), calls, known, tuple(arguments), number)
+    functions = tuple(call.function for call in calls)  # Dynamo 2.11 traces no `call.function()`.
+    return Derivation(tuple(arguments.values()), functions, calls, known, tuple(arguments), number)
 
 
 def _is_tensor(value: Any) -> bool:
