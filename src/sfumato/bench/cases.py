@@ -206,14 +206,14 @@ def choose(
 _OUTSIDE: tuple[tuple[str, dict[str, Any], int, int], ...] = (
     *((f"timm:{name}", {}, 64, 512) for name in ("resnet18", "resnet50", "regnety_002")),
     ("timm:efficientnet_b0", {}, 64, 512),
-    *((f"timm:{name}", {}, 160, 256) for name in ("resnet18", "resnet50", "regnety_002")),
-    ("timm:efficientnet_b0", {}, 160, 256),
     ("timm:convnext_atto", {}, 64, 512),
     ("timm:convnext_tiny", {}, 64, 512),
     ("timm:vit_tiny_patch16_224", {"patch_size": 8}, 64, 512),
     ("timm:deit_small_patch16_224", {}, 224, 128),
     ("timm:swin_tiny_patch4_window7_224", {}, 224, 128),
     ("timm:mixer_s32_224", {}, 224, 256),
+    *((f"timm:{name}", {}, 160, 256) for name in ("resnet18", "resnet50", "regnety_002")),
+    ("timm:efficientnet_b0", {}, 160, 256),
 )
 """Networks from outside with their options, image size and rows at once on a GPU."""
 

@@ -102,7 +102,7 @@ class Record:
             "commit": self.commit,
             **self.versions,
             **{o: list(dict.fromkeys(c.get(part) for c in cases)) for part, o in OPTIONS.items()},
-            **{f"--{name}": s.get(name) for name in ("against", "steps", "warmup", "cold")},
+            **{f"--{name}": s.get(name) for name in ("against", "steps", "warmup", "cold", "jobs")},
             "seconds of steps": s.get("seconds"),
             "cases": cases,
         }

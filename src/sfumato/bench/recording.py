@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,12 +13,14 @@ import torch._inductor.config
 from sfumato.bench import profiling, table
 from sfumato.bench.cases import ORDER, Case
 from sfumato.bench.contenders import prepare
+from sfumato.bench.jobs import Alone, in_processes
 from sfumato.bench.measurement import Measurement
 from sfumato.bench.record import Record, now
 from sfumato.bench.timing import (
     Method,
     Prepare,
     measure,
+    measure_alone,
     not_begun,
     settled,
     takes_turns,
@@ -35,6 +38,7 @@ def run(
     warmup: int,
     seconds: float = 0.0,
     minutes: float | None = None,
+    jobs: int = 1,
     out: Path | None = None,
     resume: bool = False,
     say: Say = print,
@@ -50,6 +54,8 @@ def run(
         warmup: Steps before these.
         seconds: See `Method`.
         minutes: Time after which nothing new is begun.
+        jobs: Processes that prepare contenders on a GPU at the same time; steps are timed in one
+            with the others stopped.
         out: A JSON file for the record; a new one, unless `resume`.
         resume: Continue `out` if it exists: contenders that have no times in it and are not
             unsupported are tried again; where contenders take turns, with all others of the case.
@@ -64,6 +70,7 @@ def run(
         "warmup": warmup,
         "seconds": seconds,
         "minutes": minutes,
+        "jobs": jobs,
         "cold": bool(torch._inductor.config.force_disable_caches),
         "interleaved": takes_turns(device),
         "cases": [case.to_dict() for case in cases],
@@ -82,9 +89,12 @@ def run(
         plan = _plan(record, cases, names, device)
     deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     method = Method(device, steps, warmup, seconds, deadline)
-    for case, who in plan:
-        say(f"{case.title}: {case.physical} physical batches a step")
-        _measure(record, case, who, method, say, prepare)
+    if jobs > 1:
+        _measure_in_jobs(record, plan, method, jobs, say, prepare)
+    else:
+        for case, who in plan:
+            say(f"{case.title}: {case.physical} physical batches a step")
+            _measure(record, case, who, method, say, prepare)
     record.finished = not any(not_begun(m) for m in record.measurements)
     record.save()
     return record
@@ -121,6 +131,30 @@ def _measure(
     measure(case, names, method, done=done, tell=say, prepare=prepare)
     if turns and not _keep(record, found):
         say("  more had been measured before, which is kept")
+
+
+def _measure_in_jobs(
+    record: Record,
+    plan: Sequence[tuple[Case, list[str]]],
+    method: Method,
+    jobs: int,
+    say: Say,
+    prepare: Prepare,
+) -> None:
+    """Measure contenders in several processes."""
+    tasks = [(name, case, method, prepare) for case, names in plan for name in names]
+    for m in in_processes(tasks, _task, jobs, ended=_ended):
+        _keep(record, [m])
+        say(table.line(m, table.baselines(record.measurements)[id(m)]))
+
+
+def _task(task: tuple[str, Case, Method, Prepare], alone: Alone) -> Measurement:
+    name, case, method, prepare = task
+    return measure_alone(name, case, replace(method, alone=alone), prepare)
+
+
+def _ended(task: tuple[str, Case, Method, Prepare]) -> Measurement:
+    return Measurement(task[0], task[1], reason="its process ended without a word")
 
 
 def _keep(record: Record, found: list[Measurement]) -> bool:

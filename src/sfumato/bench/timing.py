@@ -20,6 +20,7 @@ import torch
 from sfumato.bench.cases import CONTENDERS, Case
 from sfumato.bench.contenders import prepare
 from sfumato.bench.feed import Contender, Unsupported
+from sfumato.bench.jobs import Alone
 from sfumato.bench.measurement import Measurement
 from sfumato.memory import out_of_memory
 
@@ -42,6 +43,7 @@ class Method:
         seconds: Where contenders take turns, take more steps until this time has passed, up to
             eight times as many: a median of short steps needs many.
         deadline: Time by `time.monotonic` after which nothing new is begun.
+        alone: A context in which other processes leave the device alone, if several measure.
     """
 
     device: torch.device
@@ -49,6 +51,7 @@ class Method:
     warmup: int
     seconds: float = 0.0
     deadline: float = float("inf")
+    alone: Alone | None = None
 
     @property
     def late(self) -> bool:
@@ -95,13 +98,13 @@ def measure(
     found = []
     for name in names:
         tell(f"  {CONTENDERS[name]} ...")
-        result = _alone(name, case, method, prepare)
+        result = measure_alone(name, case, method, prepare)
         found.append(result)
         done(result)
     return found
 
 
-def _alone(name: str, case: Case, method: Method, prepare: Prepare) -> Measurement:
+def measure_alone(name: str, case: Case, method: Method, prepare: Prepare) -> Measurement:
     """Measure one contender with the device to itself, in smaller physical batches if needed."""
     result = Measurement(name, case)
     for parts in _SPLITS:
@@ -135,14 +138,16 @@ def _time_alone(result: Measurement, case: Case, method: Method, prepare: Prepar
         _describe(result, contender)
         contender.step()
         wait(method.device, contender)
-        result.first_step = time.perf_counter() - started
-        each = _warm_up(contender, method)
-        steps = max(min(3, method.steps), min(method.steps, int(_LONGEST / max(each, 1e-6))))
-        result.start_memory = torch.cuda.max_memory_reserved(method.device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(method.device)
-        result.times = _timed(contender, steps, method.device)
-        result.peak_memory = torch.cuda.max_memory_reserved(method.device)
+        if method.alone is None:
+            result.first_step = time.perf_counter() - started
+        with contextlib.nullcontext() if method.alone is None else method.alone():
+            each = _warm_up(contender, method)
+            steps = max(min(3, method.steps), min(method.steps, int(_LONGEST / max(each, 1e-6))))
+            result.start_memory = torch.cuda.max_memory_reserved(method.device)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(method.device)
+            result.times = _timed(contender, steps, method.device)
+            result.peak_memory = torch.cuda.max_memory_reserved(method.device)
         if contender.synchronise is not None:
             result.peak_memory = result.start_memory = None
         _note_afterwards(result, contender, case)

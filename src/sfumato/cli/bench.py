@@ -44,6 +44,9 @@ def bench(
     ),
     picture: Path = typer.Option(None, help="Draw the record into this new PNG file."),
     minutes: float = typer.Option(None, min=0, help="Begin nothing new after so many minutes."),
+    jobs: int = typer.Option(
+        1, min=1, help="Processes that compile at once on a GPU; one at a time is timed."
+    ),
     cold: bool = typer.Option(
         False, "--cold", help="Compile everything anew, for times to the first step."
     ),
@@ -89,6 +92,11 @@ def bench(
             raise UserError("--profile has nothing to resume: leave --resume out.")
         _profile(asked.profiled(profile), where, out)
         return
+    if jobs > 1 and (kind != "cuda" or cold):
+        raise UserError(
+            "--jobs is for GPUs, and without --cold: elsewhere contenders take turns, and times to "
+            "the first step need the machine to themselves."
+        )
     if cold:
         import torch._inductor.config
 
@@ -100,8 +108,8 @@ def bench(
     _measure(
         asked.cases(scaling=scaling, foreign=foreign), known.check_contenders(beside), where,
         steps=steps or (20 if kind == "cuda" else 5), seconds=10.0 if steps is None else 0.0,
-        warmup=warmup or (3 if kind == "cuda" else 1), minutes=minutes, out=out, resume=resume,
-        picture=picture,
+        warmup=warmup or (3 if kind == "cuda" else 1), minutes=minutes, jobs=jobs, out=out,
+        resume=resume, picture=picture,
     )  # fmt: skip
 
 
@@ -191,6 +199,7 @@ def _measure(
     seconds: float,
     warmup: int,
     minutes: float | None,
+    jobs: int,
     out: Path | None,
     resume: bool,
     picture: Path | None,
@@ -206,6 +215,7 @@ def _measure(
             seconds=seconds,
             warmup=warmup,
             minutes=minutes,
+            jobs=jobs,
             out=out,
             resume=resume,
             say=lambda text: print(text, flush=True),
