@@ -95,12 +95,14 @@ def _leave_alone(connection: Connection, others: Sequence[BaseProcess]) -> None:
 
 
 def _signal(process: BaseProcess, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid or 0, number)
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
 
 
 def _process(connection: Connection, work: Work) -> None:
-    """Do tasks until there are no more."""
+    """Do tasks until there are no more, in a process group with all processes that they start."""
+    os.setsid()
 
     @contextlib.contextmanager
     def alone() -> Iterator[None]:
