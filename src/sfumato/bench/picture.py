@@ -12,7 +12,7 @@ from sfumato.bench import table
 from sfumato.bench.cases import CONTENDERS, ORDER, Case
 from sfumato.bench.measurement import Measurement
 from sfumato.bench.record import Record
-from sfumato.bench.targets import NOT_PRIVATE, OF_NOT_PRIVATE, ratio
+from sfumato.bench.targets import FOREIGN, NOT_PRIVATE, OF_NOT_PRIVATE, ratio
 from sfumato.charts import style
 from sfumato.charts.chart import shortened
 
@@ -30,6 +30,7 @@ COLOURS = {
     "jax-privacy": style.PURPLE,
 }
 _WIDTH = 0.84
+_LONG_NAME = 28
 """Width of a group of bars; groups are one apart."""
 
 
@@ -107,8 +108,8 @@ def _panel(
     axes.yaxis.set_major_formatter(lambda value, _: table.number(value) if value else "0")
     axes.grid(False, axis="x")
     detail = f"{precision}, {cases[0].rows} rows at once" if len(rows) == 1 else precision
-    axes.set_title(model)
-    axes.set_title(detail, loc="right", fontsize=7.5, fontweight="normal", color=style.GREY)
+    axes.set_title(model, fontsize=10.0 if len(model) <= _LONG_NAME else 7.5)
+    axes.set_xlabel(detail, fontsize=7.5, color=style.GREY)
 
 
 def _write(axes: Axes, x: float, y: float, words: str, **look: Any) -> None:
@@ -150,7 +151,8 @@ def _target(axes: Axes, case: Case, plain: Measurement | None, x: float, width: 
 def _wanted(case: Case) -> float | None:
     if case.precision != "bfloat16":
         return None
-    return OF_NOT_PRIVATE.get(case.model, {}).get(case.views)
+    wanted = FOREIGN if case.suite == "foreign" else OF_NOT_PRIVATE.get(case.model, {})
+    return wanted.get(case.views)
 
 
 def _legend(figure: Any, who: Sequence[str], targets: bool) -> None:
