@@ -21,8 +21,7 @@ from sfumato.data.units import IMAGE
 from sfumato.errors import UserError
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
-
-_LARGEST = 1e6
+from sfumato.training.per_class import check_count, check_numbers
 
 
 def relative_rates(balance: Sequence[float]) -> tuple[float, ...]:
@@ -31,12 +30,7 @@ def relative_rates(balance: Sequence[float]) -> tuple[float, ...]:
     Raises:
         UserError: If a number is impossible.
     """
-    for value in balance:
-        if not 1 / _LARGEST <= value <= _LARGEST:
-            raise UserError(
-                f"data.balance has the number {value:g}: give numbers from {1 / _LARGEST:g} to "
-                f"{_LARGEST:g}, such as 9 for a class that is to be drawn nine times as often."
-            )
+    check_numbers("data.balance", balance, "9 for a class that is to be drawn nine times as often")
     return tuple(value / max(balance) for value in balance)
 
 
@@ -89,10 +83,5 @@ def check_balance(recipe: Recipe, classes: Sequence[str]) -> None:
             "drawn as a whole, may be of several: leave it out. training.class_weights works "
             f"with {unit}s too."
         )
-    if len(balance) != len(classes):
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise UserError(
-            f"data.balance has {len(balance)} numbers, but there are {len(classes)} classes: give "
-            f"one for each, in this order: {shown}."
-        )
+    check_count("data.balance", balance, classes)
     relative_rates(balance)

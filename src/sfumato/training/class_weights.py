@@ -7,7 +7,6 @@ and sensitivity, epsilon and delta are those of a run without weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.privacy.engines.objective import Loss, cross_entropy
 from sfumato.recipe import Recipe
-
-_LARGEST = 1e6
+from sfumato.training.per_class import check_count, check_numbers
 
 
 class WeightedCrossEntropy(nn.Module):
@@ -57,18 +55,8 @@ def check_class_weights(recipe: Recipe, classes: Sequence[str]) -> None:
     weights = recipe.training.class_weights
     if not weights:
         return
-    if len(weights) != len(classes):
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise UserError(
-            f"training.class_weights has {len(weights)} numbers, but there are {len(classes)} "
-            f"classes: give one for each, in this order: {shown}."
-        )
-    wrong = [w for w in weights if not (math.isfinite(w) and 1 / _LARGEST <= w <= _LARGEST)]
-    if wrong:
-        raise UserError(
-            f"training.class_weights has the number {wrong[0]:g}: give numbers from "
-            f"{1 / _LARGEST:g} to {_LARGEST:g}, such as 4 for a class that is to count four times."
-        )
+    check_count("training.class_weights", weights, classes)
+    check_numbers("training.class_weights", weights, "4 for a class that is to count four times")
     if recipe.privacy.enabled and recipe.privacy.clipping == "automatic":
         raise UserError(
             "training.class_weights has no effect with privacy.clipping = 'automatic', which gives "
