@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from sfumato.training.classifier import Classifier, Description
 IMAGES = 100
 """Images that are compared."""
 
-TOLERANCE = 1e-5
-"""The most that a probability may differ."""
+_TOLERANCE, _LOGIT = 1e-5, 10.0
+"""The most that a probability may differ where no logit is above the second number."""
 
 _BATCHES = (1, 3)
 """Sizes of the first batches, so that a file that takes only one size is found; then the rest."""
@@ -40,13 +41,34 @@ def compared_images(description: Description, held_out: ImageSet | None) -> tupl
     return torch.cat([found, images])[:IMAGES], len(chosen)
 
 
-def largest_difference(classifier: Classifier, runner: Runner, images: Tensor) -> float:
-    """The largest difference between the probabilities of a classifier and of a file.
+@dataclass(frozen=True)
+class Agreement:
+    """The comparison of a file with its classifier.
+
+    Attributes:
+        difference: The largest difference of a probability.
+        allowed: The most that rounding explains: 1e-5 up to logits of 10, and in proportion to the
+            largest beyond. A sum in float32 is rounded in proportion to its terms, and another
+            order of summation rounds otherwise.
+    """
+
+    difference: float
+    allowed: float
+
+    @property
+    def close(self) -> bool:
+        """Tell whether the file gives the classifier's probabilities."""
+        return self.difference <= self.allowed
+
+
+def compare(classifier: Classifier, runner: Runner, images: Tensor) -> Agreement:
+    """Compare the probabilities of a classifier with those of a file.
 
     Raises:
         UserError: If a probability is not finite.
     """
-    expected = classifier.predict(images)
+    logits = classifier.logits(images)
+    expected = logits.softmax(1)
     sizes = [*_BATCHES, len(images) - sum(_BATCHES)]
     with torch.no_grad():
         found = torch.cat([runner(part.contiguous()).cpu() for part in torch.split(images, sizes)])
@@ -56,4 +78,5 @@ def largest_difference(classifier: Classifier, runner: Runner, images: Tensor) -
             "The model gives probabilities that are not finite: its training diverged, and it is "
             "not exported."
         )
-    return difference
+    largest = float(logits.abs().max())
+    return Agreement(difference, _TOLERANCE * max(1.0, largest / _LOGIT))
