@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import tomllib
 import types
 import typing
@@ -20,7 +19,7 @@ from typing import Any
 
 from sfumato.errors import UserError, nearest
 from sfumato.settings import Augment, Data, Model, Optimizer, Privacy, Start, Training
-from sfumato.text import UNIT
+from sfumato.text import check_unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,11 +281,7 @@ def _check_together(recipe: Recipe) -> None:
         raise UserError("Give training.steps or training.epochs, not both.")
     if recipe.optimizer.nesterov and not recipe.optimizer.momentum:
         raise UserError("optimizer.nesterov needs optimizer.momentum greater than 0.")
-    if not re.fullmatch(UNIT, recipe.data.unit):
-        raise UserError(
-            f"data.unit = '{recipe.data.unit}' is no word for a unit of privacy: give one to three "
-            "words of small letters, such as image or patient."
-        )
+    check_unit(recipe.data.unit)
     if recipe.data.public and recipe.privacy.enabled:
         raise UserError(
             "data.public = true declares that the training images need no privacy, for a run with "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 
+from sfumato.errors import UserError
+
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 )
@@ -24,6 +26,15 @@ DATA_FILES = (".npz", ".tar", ".csv", ".tsv", ".parquet")
 
 GIVEN = "python:"
 """Begins the name of data or of a model that was given as an object in Python."""
+
+
+def check_unit(word: str) -> None:
+    """Refuse what is no word for a unit of privacy."""
+    if not re.fullmatch(UNIT, word):
+        raise UserError(
+            f"data.unit = '{word}' is no word for a unit of privacy: give one to three words of "
+            "small letters, such as image or patient."
+        )
 
 
 def printable(text: str) -> str:

@@ -37,6 +37,11 @@ def test_training_by_patient_on_a_folder(sfumato: Run, scans: Path) -> None:
     assert not [file for file in files if PATIENT.encode() in file.read_bytes()]
 
 
+def test_the_unit_is_a_word(sfumato: Run, scans: Path) -> None:
+    for words in (("data", "show", scans), ("train", scans, *QUICK)):
+        refused(sfumato(*words, "--unit", "P[1]"), "is no word for a unit of privacy")
+
+
 def test_a_patient_in_two_parts_is_refused_by_name(sfumato: Run, scans: Path) -> None:
     whole = scans.with_name("divided")
     for part in ("train", "test"):

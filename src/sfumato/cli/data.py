@@ -78,6 +78,7 @@ def show(
     from sfumato.data.catalogue import DRAWN
     from sfumato.data.sample_sheet import check_new_png, save_sheet
     from sfumato.data.units import IMAGE, with_unit
+    from sfumato.text import check_unit
 
     if picture is not None:
         check_new_png(picture)
@@ -85,6 +86,7 @@ def show(
         _show_drawn(channels or 3, picture)
         return
     unit = unit or IMAGE
+    check_unit(unit)
     whole = load(
         data,
         root=data_root,
