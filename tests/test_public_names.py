@@ -36,6 +36,6 @@ def test_every_part_is_reached_after_one_import_without_torch() -> None:
         "import sys, sfumato; assert {'train', 'load', 'Recipe', 'analysis'} <= set(dir(sfumato));"
         "sfumato.recipes.find('digits'); sfumato.privacy.epsilon; sfumato.analysis; sfumato.report;"
         "sfumato.privacy.verify; sfumato.data.names(); sfumato.__version__;"
-        "assert 'torch' not in sys.modules; sfumato.privacy.verify.verify; sfumato.report.write"
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

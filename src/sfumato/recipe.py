@@ -137,6 +137,7 @@ _CLASSES: dict[str, type[Any]] = {
     "augment": Augment,
     "training": Training,
 }
+_HINTS = {section: typing.get_type_hints(cls) for section, cls in _CLASSES.items()}
 
 
 def _without_none(content: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def _section(
 ) -> Any:
     cls = _CLASSES[section]
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = _HINTS[section]
     values = {}
     for key, value in content.items():
         if key not in fields:

@@ -566,12 +566,13 @@ def test_ctrl_c_while_modules_are_loaded(tmp_path: Path) -> None:
     assert result.stderr == "Stopped before anything was written.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_from_outside(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sfumato", "train", "--out", str(tmp_path / "r"),
+    command = [sys.executable, "-m", "sfumato", "train", *QUICK, "--out", str(tmp_path / "r"),
                "--seed", "0", "--set", "training.steps=4000", "--set", "privacy.epsilon=90.0",
-               "--set", "privacy.noise_multiplier=60.0",
-               "--set", "training.log_every=5", "--set", "privacy.accountant=rdp"]  # fmt: skip
+               "--set", "privacy.noise_multiplier=60.0", "--set", "training.batch=16",
+               "--set", "training.log_every=1", "--set", "privacy.accountant=rdp"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
     while not (tmp_path / "r" / run_folder.METRICS).exists() and time.monotonic() < deadline:

@@ -41,13 +41,13 @@ MILLIONS = {"resnet18": 11.2, "resnet34": 21.3, "densenet121": 7.0, "efficientne
 WITHOUT_COUNT = {"filters", "layout", "links", "norm", "width", "depth"}
 """Model options that change the number of parameters."""
 
-PAPERS = [name for name in recipes.packaged() if "/" in name]
+PAPERS = {name: recipes.find(name) for name in recipes.packaged() if "/" in name}
 
 
 @cache
 def by_network() -> dict[tuple[object, ...], Recipe]:
     found = {}
-    for recipe in map(recipes.find, PAPERS):
+    for recipe in PAPERS.values():
         options = tuple(sorted((k, str(v)) for k, v in recipe.model.options.items()))
         found[recipe.model.name, options, recipe.data.name] = recipe
     return found
@@ -94,10 +94,10 @@ def budget(recipe: Recipe) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-BUDGETS = {budget(r): n for n in PAPERS if (r := recipes.find(n)).privacy.enabled}
+BUDGETS = {budget(r): n for n, r in PAPERS.items() if r.privacy.enabled}
 """One recipe for each budget: others have the same numbers."""
 
-FEW = {budget(recipes.find(n))[4:]: n for n in BUDGETS.values()}
+FEW = {budget(PAPERS[n])[4:]: n for n in BUDGETS.values()}
 """One of these for each batch and length: others differ in epsilon."""
 
 
@@ -109,7 +109,7 @@ FEW = {budget(recipes.find(n))[4:]: n for n in BUDGETS.values()}
     ],
 )
 def test_a_recipe_has_a_noise_level_that_lasts_to_its_end(name: str) -> None:
-    recipe = recipes.find(name)
+    recipe = PAPERS[name]
     entry = CATALOGUE[recipe.data.name]
     plan = setup.plan(recipe, entry.train - round(entry.train * recipe.data.validation))
     assert plan.noise.multiplier > 0.4
@@ -117,8 +117,7 @@ def test_a_recipe_has_a_noise_level_that_lasts_to_its_end(name: str) -> None:
 
 
 def test_recipes_are_called_like_their_files_and_private_unless_public() -> None:
-    for name in PAPERS:
-        recipe = recipes.find(name)
+    for name, recipe in PAPERS.items():
         assert recipe.name == name
         assert recipe.privacy.enabled != recipe.data.public
         assert recipe.training.batch is not None
