@@ -92,6 +92,7 @@ def test_steps_that_took_turns_are_compared_turn_by_turn() -> None:
     assert ratio(ours, theirs) == pytest.approx(3.9 / 2.0)
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     bars = gpu_record(
         measured("not-private", WRN, 100.0, spread=0.1),

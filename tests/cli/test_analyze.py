@@ -49,6 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_everything_about_a_run(run: Run, trained: Path, tmp_path: Path) -> None:
     result = run(trained, *QUICK, "--out", "all.json", "--picture", "pictures")
     assert result.code == 0, result

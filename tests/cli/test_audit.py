@@ -47,6 +47,7 @@ def test_a_bound_above_the_claim_is_exit_status_1(
     assert "The bound is above the claim" in result.err and "Traceback" not in result.err
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_a_finished_run_is_attacked(sfumato: Run, finished: Path, tmp_path: Path) -> None:
     result = sfumato("audit", finished, "--out", ".")
     assert result.code == 0, result

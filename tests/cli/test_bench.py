@@ -23,6 +23,7 @@ def run(*words: str) -> str:
     return done.output
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_a_small_bench_prints_keeps_and_draws(tmp_path: Path) -> None:
     out, drawn = tmp_path / "r.json", tmp_path / "r.png"
     words = run(*SMALL, "--views", "1,2", "--steps", "2", "--against", "not-private,vmap",

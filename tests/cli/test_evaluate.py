@@ -33,6 +33,7 @@ def class_folders(root: Path, names: dict[str, int], *, per_class: int = 5) -> P
     return root
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_numbers_are_those_of_the_model_on_the_test_set(run: Run, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     result = run(folder)

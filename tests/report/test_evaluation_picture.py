@@ -14,6 +14,8 @@ from sfumato.report import discrimination
 from sfumato.report import evaluation_picture as picture
 from thinning import one_in, with_slow
 
+pytestmark = pytest.mark.usefixtures("real_pictures")
+
 
 def an_evaluation(classes: int, n: int = 500, name: str = "class {}") -> Evaluation:
     rng = np.random.default_rng(classes)

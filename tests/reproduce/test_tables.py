@@ -36,6 +36,7 @@ def cells(page: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+@pytest.mark.usefixtures("real_pictures")
 @pytest.mark.usefixtures("tiny_paper")
 def test_a_page_says_what_was_reached_missed_and_not_run(tmp_path: Path) -> None:
     results = tmp_path / "results"
@@ -138,6 +139,7 @@ def test_every_figure_draws_rows_that_exist_beside_a_table_that_exists() -> None
         assert plot.source in dict(mine.sources())
 
 
+@pytest.mark.usefixtures("real_pictures")
 @pytest.mark.parametrize("plot", one_in(4, PLOTS), ids=lambda p: f"{p.paper}-{p.name}")
 def test_a_figure_is_drawn_from_a_single_result(
     plot: Plot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,6 +185,7 @@ def test_where_one_number_changes_best_settings_are_left_out(plot: Plot, tmp_pat
     ]
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_a_panel_of_which_nothing_was_run_takes_no_room(tmp_path: Path) -> None:
     one, both = tmp_path / "one", tmp_path / "both"
     names = [f"scale-norm/resnet9-{data}-eps2.89" for data in ("cifar10", "imagenette")]

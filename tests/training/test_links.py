@@ -85,6 +85,7 @@ def test_a_linked_file_of_trials_is_refused(tmp_path: Path) -> None:
         tune(recipe.replace({"model.name": "none"}), {"optimizer.lr": [1.0]}, out=out)
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_a_picture_is_not_written_through_a_link(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.write_bytes(b"somebody's")

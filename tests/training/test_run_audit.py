@@ -104,6 +104,7 @@ def test_an_interrupted_audit_goes_on_to_the_same_result(tmp_path: Path, kind: s
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_files_and_statement_hold_the_result(tmp_path: Path) -> None:
     run = digits(tmp_path / "run")
     read = run_audit.read(run.folder)

@@ -274,6 +274,7 @@ def test_the_sentence_says_what_was_tried() -> None:
     assert sentence(many, tiny()).endswith("optimizer.lr between 0.5 and 4")
 
 
+@pytest.mark.usefixtures("real_pictures")
 def test_the_picture_has_a_panel_for_each_setting_that_differs(tmp_path: Path) -> None:
     tried = [
         {"optimizer.lr": lr, "optimizer.name": name, "training.views": 2}
