@@ -98,7 +98,7 @@ def test_the_rate_follows_the_noise() -> None:
 def test_a_run_takes_the_rate_for_the_noise_of_each_step(decay: float, tmp_path: Path) -> None:
     chosen = recipe(
         optimizer__lr=2.0, optimizer__effective_noise=0.01, privacy__noise_decay=decay,
-        training__log_every=1,
+        privacy__accountant="rdp", training__log_every=1,
     )  # fmt: skip
     train(chosen, out=tmp_path / "r", device="cpu")
     plan = setup.plan(chosen, len(datasets.load("digits").train))
@@ -279,12 +279,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "adaptive-per-layer": {
         "privacy__clipping": "adaptive-per-layer", "training__views": 2, "augment__crop": 1,
     },
-    "dynamic": {"privacy__noise_decay": 2.0, "privacy__clip_decay": 2.0},
+    "dynamic": {
+        "privacy__noise_decay": 2.0, "privacy__clip_decay": 2.0, "privacy__accountant": "rdp",
+    },
     "everything": {
         "privacy__clipping": "adaptive", "privacy__noise_decay": 0.5, "training__views": 2,
         "augment__crop": 1, "training__self_mix": 1, "training__average": 0.5,
         "training__average_kind": "tail", "optimizer__schedule": "plateau",
-        "optimizer__patience": 0.1, "data__validation": 0.2,
+        "optimizer__patience": 0.1, "data__validation": 0.2, "privacy__accountant": "rdp",
     },
 }  # fmt: skip
 SPLIT = ("views", "clean", "mixed", "adaptive-per-layer", "dynamic")

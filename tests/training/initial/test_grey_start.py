@@ -54,7 +54,7 @@ def chosen(scans: Path, **changes: object) -> Recipe:
     return find("images").replace(
         {
             "data.name": str(scans), "model.name": "eq-resnet9-d4", "start.source": "dead-leaves",
-            "training.steps": 2, "training.batch": 4, "training.views": 1, "training.seed": 1,
+            "training.steps": 2, "training.batch": 2, "training.views": 1, "training.seed": 1,
             "training.checkpoint_every": 1, **changes,
         }
     )  # fmt: skip
