@@ -84,7 +84,10 @@ def run(program: list[tuple[str, int, str]], folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", with_slow([name for name, page in PAGES.items() if page.blocks], "docs/analysis.md")
+    "name",
+    with_slow(
+        [name for name, page in PAGES.items() if page.blocks], "docs/analysis.md", "docs/audit.md"
+    ),
 )
 def test_every_block_of_a_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -54,10 +55,16 @@ def reference(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return torch.func.hessian(loss)(flat)
 
 
+@cache
+def exact_hessian() -> Tensor:
+    """That of the small network on its batch."""
+    return reference(small_net(), *batch())
+
+
 @pytest.mark.parametrize("chunk", [3, 128])
 def test_products_are_those_of_the_exact_hessian(chunk: int) -> None:
     model, (x, y) = small_net(), batch()
-    exact = reference(model, x, y)
+    exact = exact_hessian()
     model.train()
     hessian = Hessian(model, x, y, chunk=chunk)
     assert model.training, "the model is left as it was"
@@ -96,11 +103,11 @@ def test_a_quadratic_has_the_curvature_it_was_given() -> None:
 
 def test_hutchinson_agrees_with_the_trace_within_its_error() -> None:
     model, (x, y) = small_net(), batch()
-    exact = float(reference(model, x, y).trace())
+    exact = float(exact_hessian().trace())
     found = trace_of(Hessian(model, x, y), probes=200, tolerance=0, seed=1)
     assert found.probes == 200
     assert abs(found.value - exact) < 4 * found.error
-    off = reference(model, x, y)
+    off = exact_hessian()
     off = off - torch.diag(off.diag())
     spread = math.sqrt(2 * float(off.square().sum()) / 200)
     assert found.error == pytest.approx(spread, rel=0.25)
@@ -132,7 +139,7 @@ def power_iteration(matrix: Tensor, count: int, steps: int = 20_000) -> np.ndarr
 def test_lanczos_agrees_with_power_iteration_and_the_exact_eigenvalues() -> None:
     model, (x, y) = small_net(), batch()
     hessian = Hessian(model, x, y)
-    exact = np.linalg.eigvalsh(reference(model, x, y).numpy())
+    exact = np.linalg.eigvalsh(exact_hessian().numpy())
     exact = exact[np.argsort(-np.abs(exact))]
     values, errors = top_eigenvalues(hessian, count=4, iterations=hessian.size, tolerance=1e-9)
     np.testing.assert_allclose(values, exact[:4], rtol=1e-7)
@@ -179,7 +186,7 @@ def test_density_counts_negative_eigenvalues_and_moments() -> None:
     hessian = Hessian(model, x, y)
     exact = spectrum_of(hessian)
     assert exact.exact and exact.found == hessian.size
-    true = np.linalg.eigvalsh(reference(model, x, y).numpy())
+    true = np.linalg.eigvalsh(exact_hessian().numpy())
     assert exact.negative_found == (true < -exact.tolerance).sum() > 0
     np.testing.assert_allclose(exact.values, true, atol=1e-9)
     found = spectrum_of(hessian, exact=0, probes=12, iterations=25, seed=2)
@@ -187,7 +194,7 @@ def test_density_counts_negative_eigenvalues_and_moments() -> None:
     # The quadrature is exact for polynomials: v'Hv and v'HHv of the very same random vectors.
     draws = torch.Generator().manual_seed(2)
     signs = torch.stack([rademacher(hessian.size, draws, hessian) for _ in range(12)])
-    products = signs @ reference(model, x, y)
+    products = signs @ exact_hessian()
     first = found.size * (found.values * found.weights).sum()
     assert first == pytest.approx(float((signs * products).sum(1).mean()), rel=1e-8)
     second = found.size * (found.values**2 * found.weights).sum()

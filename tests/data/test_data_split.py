@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfumato.data.split import independent, stratified
@@ -72,6 +72,7 @@ def test_independent_parts_are_disjoint_and_complete(ids, fraction, seed):
     assert not sides, "copies lie on one side"
 
 
+@settings(max_examples=40)
 @given(st.lists(st.text(max_size=3), min_size=1, max_size=60), FRACTIONS, SEEDS, st.data())
 def test_no_example_depends_on_another(ids, fraction, seed, data):
     gone = data.draw(st.integers(0, len(ids) - 1))

@@ -13,6 +13,11 @@ from sfumato.privacy.verify.report import verify
 from thinning import with_slow
 
 QUICK = ("tanh-cnn", "papernot-1", "wrn-10-1")
+LONGER = (
+    "convnext-atto", "densenet121", "efficientnet-b0", "eq-wrn-10-1", "papernot-6", "resnet9",
+    "scale-wrn-10-1", "vit-tiny",
+)  # fmt: skip
+"""Slow ones: another of the family is checked here, or its gradients are in the family's tests."""
 ALL = [name for name in models.names() if "{" not in name]
 SHALLOW = (
     "eq-resnet9-d4", "eq-resnet9-so2-1", "eq-wrn-10-1",
@@ -39,7 +44,7 @@ def test_every_family_has_a_quick_case() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*SHALLOW, *(pytest.param(n, marks=pytest.mark.slow) for n in ALL if n not in SHALLOW)]
+    "name", with_slow(ALL, *LONGER, *(name for name in ALL if name not in SHALLOW))
 )
 def test_every_model_is_checked_and_takes_the_pass_by_operators(name: str) -> None:
     model, shape = small(name)
@@ -49,7 +54,7 @@ def test_every_model_is_checked_and_takes_the_pass_by_operators(name: str) -> No
     assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
 
 
-@pytest.mark.parametrize("name", with_slow(DEEP, "densenet121", "efficientnet-b0"))
+@pytest.mark.parametrize("name", with_slow(DEEP, *LONGER))
 def test_deep_models_take_the_pass_by_operators_and_agree_with_the_reference(name: str) -> None:
     model, shape = small(name)
     engine = PerExample(model.double(), check=False)
@@ -60,7 +65,7 @@ def test_deep_models_take_the_pass_by_operators_and_agree_with_the_reference(nam
     assert max(errors(found, one_at_a_time(model, x, y)).values()) <= 1e-8
 
 
-@pytest.mark.parametrize("name", with_slow(QUICK, "wrn-10-1"))
+@pytest.mark.parametrize("name", with_slow(QUICK, "papernot-1", "wrn-10-1"))
 def test_verify(name: str) -> None:
     model, shape = small(name)
     report = verify(model, input_shape=shape, classes=4, batch=3)

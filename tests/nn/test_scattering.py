@@ -68,7 +68,9 @@ def slow(x: Tensor, scales: int, angles: int) -> Tensor:
     return torch.cat(found, dim=2).flatten(1, 2)
 
 
-@pytest.mark.parametrize(("scales", "angles"), [(1, 8), (2, 8), (2, 4)])
+@pytest.mark.parametrize(
+    ("scales", "angles"), [(1, 8), (2, 4), pytest.param(2, 8, marks=pytest.mark.slow)]
+)
 def test_the_coefficients_are_those_of_the_definition(scales: int, angles: int) -> None:
     x = images(1, 2, 28, 28)
     ours = Scattering((28, 28), scales=scales, angles=angles).double()

@@ -80,7 +80,7 @@ def slowly(
     return [t / BATCH for t in total], bound.sensitivity
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(sorted(FAMILIES)),
     rule=rules,

@@ -226,7 +226,12 @@ def test_every_step_can_be_compiled(case: tuple[str, int]) -> None:
     _compare_compiled([step], 2 + k % 2, 1 + k // 2, 7, STORED[k])
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+def test_a_program_of_several_steps_can_be_compiled() -> None:
+    _compare_compiled(["scaled weight", "interleaved gain", "token"], 2, 2, 7, None)
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), min_size=2, max_size=4),
     st.sampled_from([(1, 1), (3, 1), (2, 2)]),

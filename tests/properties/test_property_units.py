@@ -42,7 +42,7 @@ def one_unit_at_a_time(
 
 
 @settings(
-    max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(
     name=st.sampled_from(["tanh-cnn", "papernot-1", "resnet20"]),

@@ -53,7 +53,7 @@ def train(
     rule: ClippingRule | None = None,
     draw: Draw = honest_draw,
     count: int = 1000,
-    steps: int = 200,
+    steps: int = 100,
     rate: float = 0.05,
     epsilon: float = 4.0,
     model: nn.Module | None = None,

@@ -60,7 +60,10 @@ def best_of_all(shift: float, rejected: Callable[[float, int, int, float], bool]
     return best
 
 
-@pytest.mark.parametrize(("shift", "published"), [(1, 1.13346), (2, 2.311945), (4, 4.395568)])
+@pytest.mark.parametrize(
+    ("shift", "published"),
+    [(1, 1.13346), pytest.param(2, 2.311945, marks=pytest.mark.slow), (4, 4.395568)],
+)
 def test_one_run_equals_the_values_of_jax_privacy(shift: float, published: float) -> None:
     def rejected(eps: float, guesses: int, correct: int, significance: float) -> bool:
         return one_run.p_value(
@@ -77,7 +80,10 @@ def gaussian(eps: float) -> Gaussian:
     return Gaussian(mu)
 
 
-@pytest.mark.parametrize(("shift", "published"), [(1, 2.164749), (2, 4.7218075), (4, 9.133752)])
+@pytest.mark.parametrize(
+    ("shift", "published"),
+    [(1, 2.164749), pytest.param(2, 4.7218075, marks=pytest.mark.slow), (4, 9.133752)],
+)
 def test_f_dp_equals_the_values_of_jax_privacy(shift: float, published: float) -> None:
     def rejected(eps: float, guesses: int, correct: int, significance: float) -> bool:
         return f_dp.rejects(

@@ -118,6 +118,7 @@ def _from_another_start(private: PrivateGradients, step: int) -> Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_honest_loops_are_rarely_accused() -> None:
     # At most 5 % of 60 audits: seven or more would have a probability of 3 %.
     accused = sum(train(seed=seed).judged().exceeds for seed in range(100, 160))

@@ -12,9 +12,10 @@ from sfumato.errors import UserError
 from sfumato.privacy import PerExample
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.verify.report import verify
+from thinning import one_in
 
 
-@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("name", one_in(3, MIXING))
 def test_verify_fails_for_a_mixing_model(name: str) -> None:
     torch.manual_seed(2)
     model = MIXING[name]()
@@ -94,7 +95,7 @@ def test_mixing_loss_is_refused(name: str) -> None:
         PerExample(model, loss=LOSSES[name])(torch.rand(9, *SHAPE), torch.arange(9) % CLASSES)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", one_in(3, LOSSES))
 def test_verify_fails_for_a_mixing_loss(name: str) -> None:
     torch.manual_seed(2)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES))
