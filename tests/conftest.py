@@ -14,12 +14,14 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    gc.disable()  # Whatever is imported while tests are collected stays.
 
 
 def pytest_collection_finish() -> None:
     """Leave what the modules hold out of garbage collection, which is quicker without it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
