@@ -44,6 +44,7 @@ def test_each_name_begins_a_line(
     columns: int,
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(models, "summary_of", lambda *_, **__: models.Summary((), 2_752_506, 10**9))
     result = sfumato(*words)
     assert result.code == 0, result.err
     found = {line.split()[0] for line in result.out.splitlines() if line.strip()}

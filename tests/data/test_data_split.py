@@ -72,7 +72,7 @@ def test_independent_parts_are_disjoint_and_complete(ids, fraction, seed):
     assert not sides, "copies lie on one side"
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(st.text(max_size=3), min_size=1, max_size=60), FRACTIONS, SEEDS, st.data())
 def test_no_example_depends_on_another(ids, fraction, seed, data):
     gone = data.draw(st.integers(0, len(ids) - 1))

@@ -73,10 +73,6 @@ def test_a_small_network(format: str) -> None:
     assert format == "torchscript" or str(Path(torch.__file__).parent).encode() not in content
 
 
-def test_wavelets_as_torchscript() -> None:
-    check(classifier_of("scatternet"), "torchscript")
-
-
 @pytest.mark.parametrize("views", ["flip", "all"])
 def test_views_are_inside(views: str) -> None:
     check(classifier_of("tanh-cnn", views=views), "torchscript")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sfumato import cli, models
+from thinning import with_slow
 
 
 @pytest.fixture
@@ -26,7 +27,19 @@ def run(
     return call
 
 
-def test_list_names_every_model_with_its_counts(run: Callable[..., tuple[int, str, str]]) -> None:
+@pytest.mark.parametrize(
+    "names",
+    with_slow(
+        [("papernot-1", "tanh-cnn", "wrn-16-4"), tuple(models.names())], tuple(models.names())
+    ),
+    ids=["some", "all"],
+)
+def test_list_names_every_model_with_its_counts(
+    run: Callable[..., tuple[int, str, str]],
+    names: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(models, "names", lambda: list(names))
     code, out, _ = run("list")
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert code == 0 and set(models.names()) <= set(lines)

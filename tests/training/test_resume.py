@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,23 @@ def ten_steps(**changes: Any) -> Recipe:
     return recipes.find("digits").replace(settings | changes)
 
 
-@pytest.fixture
-def crashed(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def crash(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that crashed after step 8, with snapshots of steps 0, 5 and 7 and more to come."""
-    recipe = ten_steps(**{"training.snapshots": 5})
+    recipe, folder = (
+        ten_steps(**{"training.snapshots": 5}),
+        tmp_path_factory.mktemp("crash") / "run",
+    )
     with pytest.raises(RuntimeError, match="crashed"):
-        train(recipe, out=tmp_path / "run", device="cpu", reporter=Crash(8))
-    assert len(ledger.read(tmp_path / "run" / run_folder.LEDGER)[1]) == 8
-    return tmp_path / "run"
+        train(recipe, out=folder, device="cpu", reporter=Crash(8))
+    assert len(ledger.read(folder / run_folder.LEDGER)[1]) == 8
+    return folder
+
+
+@pytest.fixture
+def crashed(crash: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(crash, tmp_path / "run"))
 
 
 def rewritten(folder: Path, change: Any) -> None:
