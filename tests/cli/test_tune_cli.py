@@ -100,6 +100,7 @@ def test_nothing_is_best_where_all_diverged(run: Run, tmp_path: Path) -> None:
 
 def test_a_folder_without_runs_takes_another_recipe(run: Run, tmp_path: Path) -> None:
     words = ("digits", "--try", "optimizer.lr=1", *QUICK, "--out", str(tmp_path / "t"))
+    words = (*words, "--set", "privacy.enabled=false")
     refused(run(*words, "--set", "training.batch=100000"), "100000")
     assert run(*words).code == 0
 
@@ -111,7 +112,8 @@ def test_images_that_come_for_validation_are_named(run: Run, tmp_path: Path) -> 
         arrays[f"x_{part}"] = drawn.integers(0, 256, (count, 8, 8), dtype=np.uint8)
         arrays[f"y_{part}"] = np.arange(count) % 3
     np.savez(tmp_path / "own.npz", **arrays)
-    words = ("--set", "model.name=tanh-cnn", "--set", "training.batch=20", *QUICK)
+    words = ("--set", "model.name=tanh-cnn", "--set", "privacy.enabled=false", *QUICK)
+    words = (*words, "--set", "training.batch=20")
     found = run(str(tmp_path / "own.npz"), "--try", "optimizer.lr=1,2", *words,
                 "--out", str(tmp_path / "t"))  # fmt: skip
     assert found.code == 0

@@ -29,6 +29,11 @@ def tiny(folder: Path, clock: Clock | None = None) -> Runner:
     )
 
 
+def plain(name: str, changes: dict[str, object] | None = None) -> Row:
+    """A row without privacy, where it is not the subject: it takes a quarter of the time."""
+    return row(name, changes={"privacy.enabled": False} | (changes or {}))
+
+
 def ignore(_: Entry) -> None: ...
 
 
@@ -80,7 +85,7 @@ def test_best_noise_is_another_run_and_changes_only_the_accountant(tmp_path: Pat
 
 
 def test_the_time_limit_interrupts_a_run_and_the_next_call_goes_on(tmp_path: Path) -> None:
-    subject = row("a", changes={"training.checkpoint_every": 100})
+    subject = plain("a", {"training.checkpoint_every": 100})
     handler = signal.getsignal(signal.SIGTERM)
     made = tiny(tmp_path, Soon(3))
     jobs = made.missing([subject], seeds=2, settings=())
@@ -114,11 +119,11 @@ def test_the_users_own_interrupt_is_not_taken_for_the_time_limit(tmp_path: Path)
 
     made = dataclasses.replace(tiny(tmp_path), watch=lambda: nullcontext(Impatient()))
     with pytest.raises(Stopped):
-        made.run(made.missing([row("a")], seeds=1, settings=()), after=ignore)
+        made.run(made.missing([plain("a")], seeds=1, settings=()), after=ignore)
 
 
 def test_a_finished_folder_without_a_line_is_written_down_without_training(tmp_path: Path) -> None:
-    made, subject = tiny(tmp_path), row("a")
+    made, subject = tiny(tmp_path), plain("a")
     jobs = made.missing([subject], seeds=1, settings=())
     first = made.run(jobs, after=ignore).done[0]
     (tmp_path / "results" / "tiny.jsonl").unlink()
@@ -134,7 +139,7 @@ def test_a_finished_folder_without_a_line_is_written_down_without_training(tmp_p
 def test_runs_and_results_of_version_0_1_count_under_the_papers_present_name(
     tmp_path: Path,
 ) -> None:
-    made, subject = tiny(tmp_path), dataclasses.replace(row("a"), paper="equivariant")
+    made, subject = tiny(tmp_path), dataclasses.replace(plain("a"), paper="equivariant")
     jobs = made.missing([subject], seeds=1, settings=())
     made.run(jobs, after=ignore)
     (tmp_path / "runs" / "equivariant").rename(tmp_path / "runs" / "004")
@@ -202,19 +207,19 @@ def test_a_row_may_start_from_images_that_the_program_draws(tmp_path: Path) -> N
 
 def test_what_another_process_is_at_work_on_is_passed_over(tmp_path: Path) -> None:
     made = tiny(tmp_path)
-    jobs = made.missing([row("a")], seeds=2, settings=())
+    jobs = made.missing([plain("a")], seeds=2, settings=())
     with alone(made.runs / jobs[0].folder):
         outcome = made.run(jobs, after=ignore)
     assert [e.seed for e in outcome.done] == [1]
     assert (outcome.elsewhere, outcome.failed, outcome.left) == ([jobs[0]], [], [])
-    assert made.missing([row("a")], seeds=2, settings=()) == jobs[:1]
+    assert made.missing([plain("a")], seeds=2, settings=()) == jobs[:1]
 
 
 def test_what_was_passed_over_is_looked_at_again(tmp_path: Path) -> None:
     """By then the other process may have ended, or written down its result."""
     said: list[str] = []
     made = dataclasses.replace(tiny(tmp_path), say=said.append)
-    jobs = made.missing([row("a")], seeds=3, settings=())
+    jobs = made.missing([plain("a")], seeds=3, settings=())
     others = contextlib.ExitStack()
     for job in jobs[:2]:
         others.enter_context(alone(made.runs / job.folder))
@@ -248,7 +253,7 @@ def test_a_result_that_lacks_only_its_end_of_line_is_kept(tmp_path: Path) -> Non
 
 
 def test_parts_do_not_depend_on_what_is_done(tmp_path: Path) -> None:
-    made, rows = tiny(tmp_path), [row("a"), row("b")]
+    made, rows = tiny(tmp_path), [plain("a"), plain("b")]
 
     def part(number: int) -> set[tuple[str, int]]:
         jobs = made.missing(rows, seeds=2, settings=(), part=slice(number, None, 2))
@@ -270,7 +275,7 @@ def test_a_start_that_changed_makes_results_void() -> None:
 
 def test_a_row_that_cannot_run_does_not_stop_the_others(tmp_path: Path) -> None:
     made = tiny(tmp_path)
-    rows = [row("bad", changes={"training.diverged": 1e-6}), row("good")]
+    rows = [plain("bad", {"training.diverged": 1e-6}), plain("good")]
     outcome = made.run(made.missing(rows, seeds=1, settings=()), after=ignore)
     assert [e.row for e in outcome.done] == ["tiny/good"]
     assert [(j.row.name, "diverged" in why) for j, why in outcome.failed] == [("bad", True)]

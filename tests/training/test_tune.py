@@ -30,6 +30,11 @@ def tiny(**changes: Any) -> Recipe:
     return recipes.find("digits").replace({**few, **changes})
 
 
+def plain() -> Recipe:
+    """The same without privacy, where it is not the subject: it takes a quarter of the time."""
+    return tiny(**{"privacy.enabled": False})
+
+
 def test_every_combination_is_run_once(tmp_path: Path) -> None:
     choices = {"optimizer.lr": [0.5, 4.0], "privacy.clipping": ["flat", "normalised"]}
     found = tune(tiny(), choices, out=tmp_path / "t", device="cpu")
@@ -47,13 +52,13 @@ def test_every_combination_is_run_once(tmp_path: Path) -> None:
 def test_a_run_that_another_process_makes_is_passed_over(tmp_path: Path) -> None:
     out, choices = tmp_path / "t", {"optimizer.lr": [0.5, 1.0, 4.0]}
     busy: list[str] = []
-    tune(tiny(), {"optimizer.lr": [0.5]}, out=out, device="cpu")
+    tune(plain(), {"optimizer.lr": [0.5]}, out=out, device="cpu")
     with alone(out / tuning._name({"optimizer.lr": 1.0})):
-        found = tune(tiny(), choices, out=out, device="cpu", elsewhere=busy.append)
+        found = tune(plain(), choices, out=out, device="cpu", elsewhere=busy.append)
     assert [t.settings["optimizer.lr"] for t in found] == [0.5, 4.0]
     assert busy == [tuning._name({"optimizer.lr": 1.0})]
     assert not (out / busy[0]).exists()
-    found = tune(tiny(), choices, out=out, device="cpu", elsewhere=busy.append)
+    found = tune(plain(), choices, out=out, device="cpu", elsewhere=busy.append)
     assert [t.settings["optimizer.lr"] for t in found] == [0.5, 4.0, 1.0]
     assert len(busy) == 1
 
@@ -63,9 +68,9 @@ def test_a_run_that_another_process_has_made_meanwhile_is_not_made_again(tmp_pat
     new: list[Trial] = []
 
     def other(_: Trial) -> None:
-        tune(tiny(), choices, out=out, device="cpu", after=new.append)
+        tune(plain(), choices, out=out, device="cpu", after=new.append)
 
-    found = tune(tiny(), choices, out=out, device="cpu", after=other)
+    found = tune(plain(), choices, out=out, device="cpu", after=other)
     assert [t.settings["optimizer.lr"] for t in found] == [0.5, 1.0]
     assert new == found[1:]
 
@@ -75,22 +80,22 @@ def test_parts_share_the_combinations_by_position(tmp_path: Path) -> None:
     new: list[Trial] = []
     for share in (slice(0, None, 2), slice(1, None, 2)):
         found = tune(
-            tiny(), choices, out=tmp_path / "t", device="cpu", part=share, after=new.append
+            plain(), choices, out=tmp_path / "t", device="cpu", part=share, after=new.append
         )
     assert [t.settings["optimizer.lr"] for t in new] == [0.5, 4.0, 1.0]
     assert found == new
     with pytest.raises(UserError, match="--part is for combinations"):
-        tune(tiny(), choices, out=tmp_path / "u", trials=2, part=slice(0, None, 2))
+        tune(plain(), choices, out=tmp_path / "u", trials=2, part=slice(0, None, 2))
     assert not (tmp_path / "u").exists()
 
 
 def test_interrupted_tuning_resumes_with_the_same_results(tmp_path: Path) -> None:
     out, choices = tmp_path / "t", {"optimizer.lr": [0.5, 1.0, 4.0]}
-    whole = tune(tiny(), choices, out=out, device="cpu")
+    whole = tune(plain(), choices, out=out, device="cpu")
     lines = (out / "trials.jsonl").read_text().splitlines()
     (out / "trials.jsonl").write_text(lines[0] + "\n")  # two ended, but were not written down,
     (out / whole[1].folder / "statement.md").unlink()  # and one of them not quite
-    again = tune(tiny(), choices, out=out, device="cpu")
+    again = tune(plain(), choices, out=out, device="cpu")
     assert [t.settings for t in again] == [t.settings for t in whole]
     assert [t.accuracy for t in again] == [t.accuracy for t in whole]
 
@@ -104,19 +109,19 @@ def test_a_run_never_goes_on_with_the_settings_of_another(tmp_path: Path) -> Non
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    tune(tiny(), {"optimizer.lr": [0.5]}, out=tmp_path / "t", device="cpu")
+    tune(plain(), {"optimizer.lr": [0.5]}, out=tmp_path / "t", device="cpu")
     with (tmp_path / "t" / "trials.jsonl").open("a") as file:
         file.write('{"settings": {"optim\n')
     with pytest.raises(UserError, match=r"trials\.jsonl is damaged"):
-        tune(tiny(), {"optimizer.lr": [0.5, 1.0]}, out=tmp_path / "t", device="cpu")
+        tune(plain(), {"optimizer.lr": [0.5, 1.0]}, out=tmp_path / "t", device="cpu")
 
 
 def test_part_of_a_last_line_is_no_damage(tmp_path: Path) -> None:
     out = tmp_path / "t"
-    tune(tiny(), {"optimizer.lr": [0.5]}, out=out, device="cpu")
+    tune(plain(), {"optimizer.lr": [0.5]}, out=out, device="cpu")
     with (out / "trials.jsonl").open("a") as file:
         file.write('{"settings": {"optim')  # Killed while it was written.
-    found = tune(tiny(), {"optimizer.lr": [0.5, 1.0]}, out=out, device="cpu")
+    found = tune(plain(), {"optimizer.lr": [0.5, 1.0]}, out=out, device="cpu")
     assert [trial.settings["optimizer.lr"] for trial in found] == [0.5, 1.0]
     assert len((out / "trials.jsonl").read_text().splitlines()) == 2
 
@@ -208,7 +213,7 @@ def test_ranges_are_searched(tmp_path: Path) -> None:
 def test_nothing_is_run_twice_when_proposals_run_out(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     choices = {"optimizer.lr": [1.0, 2.0]}
-    found = tune(tiny(), choices, out=tmp_path / "t", trials=5, device="cpu")
+    found = tune(plain(), choices, out=tmp_path / "t", trials=5, device="cpu")
     assert sorted(t.settings["optimizer.lr"] for t in found) == [1.0, 2.0]
 
 
