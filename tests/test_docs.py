@@ -86,7 +86,10 @@ def run(program: list[tuple[str, int, str]], folder: Path) -> str:
 @pytest.mark.parametrize(
     "name",
     with_slow(
-        [name for name, page in PAGES.items() if page.blocks], "docs/analysis.md", "docs/audit.md"
+        [name for name, page in PAGES.items() if page.blocks],
+        "docs/analysis.md",
+        "docs/audit.md",
+        "docs/export.md",
     ),
 )
 def test_every_block_of_a_page_runs(

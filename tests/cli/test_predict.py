@@ -173,6 +173,7 @@ def test_weights_that_are_damaged_or_foreign(run: Run, tmp_path: Path, scans: Pa
     refused(run(weights, scans), "not written by sfumato")
 
 
+@pytest.mark.slow
 def test_into_a_pipe_that_closes(tmp_path: Path, scans: Path) -> None:
     folder = make_run(tmp_path / "run")
     command = (

@@ -215,6 +215,7 @@ def test_an_option_that_the_outside_function_lacks() -> None:
         create("outside_models:typed", hiden=3)
 
 
+@pytest.mark.slow
 def test_the_page_about_adding_a_model(tmp_path: Path) -> None:
     """Follow docs/adding-a-model.md: write its files where it says, run its Python and commands."""
     page = PAGE.read_text()

@@ -27,7 +27,7 @@ from sfumato.privacy import (
 from sfumato.privacy.checks.agreement import errors
 
 thorough = settings(
-    max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=9, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 CLASSES = 3

@@ -94,7 +94,7 @@ def test_the_rate_follows_the_noise() -> None:
     assert schedules.noise_scale(told, 0.0) == 1, "without privacy there is no noise to follow"
 
 
-@pytest.mark.parametrize("decay", [1.0, 3.0])
+@pytest.mark.parametrize("decay", with_slow([1.0, 3.0], 1.0))
 def test_a_run_takes_the_rate_for_the_noise_of_each_step(decay: float, tmp_path: Path) -> None:
     chosen = recipe(
         optimizer__lr=2.0, optimizer__effective_noise=0.01, privacy__noise_decay=decay,
@@ -292,7 +292,7 @@ METHODS: dict[str, dict[str, Any]] = {
 SPLIT = ("views", "clean", "mixed", "adaptive-per-layer", "dynamic")
 
 
-@pytest.mark.parametrize("name", with_slow(SPLIT, "views", "clean"))
+@pytest.mark.parametrize("name", with_slow(SPLIT, "views", "clean", "dynamic"))
 def test_physical_batches_do_not_change_a_run(name: str, tmp_path: Path) -> None:
     found = []
     for size in (17, 400):

@@ -269,7 +269,7 @@ MORE_PRIVATE = {
 
 @pytest.mark.parametrize("argument", list(MORE_PRIVATE))
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(setting=base, factor=st.floats(0.3, 0.98))
 def test_epsilon_is_monotone_in_each_argument(accountant, argument, setting, factor):
     def spent(q, noise, steps, delta):

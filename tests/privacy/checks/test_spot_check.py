@@ -266,7 +266,7 @@ def _released(every: int, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Te
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", one_in(9, SOUND))
+@pytest.mark.parametrize("name", one_in(14, SOUND))
 def test_checks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sound models are never stopped, and train to the same bits with and without checks."""
     often, never = (_released(every, monkeypatch, name) for every in (1, 10**9))

@@ -106,6 +106,7 @@ def test_a_run_is_the_same_as_over_images(
         torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_on_fixed_wavelets_is_the_same_as_over_images(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -724,6 +724,7 @@ def run(
     return call
 
 
+@pytest.mark.slow
 def test_pretrain_then_train_from_the_command_line(
     place: Path, run: Callable[..., tuple[int, str]]
 ) -> None:
