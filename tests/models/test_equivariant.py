@@ -323,3 +323,35 @@ def test_eq_wrn_40_1():
     assert parameters(model) == 725_382
     assert isinstance(model.stage3[0].skip, nn.Conv2d) and model.stage3[0].skip.bias is None
     assert parse_group("d4") == Regular(FiniteGroup(4, mirror=True))
+
+
+@pytest.mark.parametrize(("group", "size"), [("d4", (12, 17)), ("so2-1", (12, 12))])
+@pytest.mark.parametrize("until", ["res1", "conv3", "conv4"])
+def test_a_head_after_a_middle_block(group: str, size: tuple[int, int], until: str) -> None:
+    """The head reads all channels of the block, averaged and normalised over the image."""
+    name, shape = f"eq-resnet9-{group}", {"classes": 3, "channels": 1, "size": size}
+    whole = create(name, layout=(4, 8, 16), **shape).eval()
+    part = create(name, layout=(4, 8, 16), until=until, grid=3, **shape).eval()
+    theirs = whole.state_dict()
+    mine = {k: v if k.startswith("head") else theirs[k] for k, v in part.state_dict().items()}
+    part.load_state_dict(mine)
+    x = torch.randn(4, 1, *size)
+    with torch.no_grad():
+        seen = x
+        for block, layer in whole.named_children():
+            seen = layer(seen)
+            if block == until:
+                break
+        rows = F.adaptive_avg_pool2d(seen, 3).flatten(1)
+        rows = (rows - rows.mean(1, keepdim=True)) / (
+            rows.var(1, keepdim=True, correction=0) + 1e-5
+        ).sqrt()
+        wanted = rows @ part.get_parameter("head.weight").T + part.get_parameter("head.bias")
+        torch.testing.assert_close(part(x), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(part(x[:1]), part(x)[:1], rtol=1e-4, atol=1e-5)
+    assert "res2" not in dict(part.named_children())
+
+
+def test_no_block_of_that_name_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="'until' of the model 'eq-resnet9-d4' is 'conv5'"):
+        create("eq-resnet9-d4", until="conv5")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -32,6 +33,7 @@ from sfumato.nn.groups import FiniteGroup, Irreps, Regular, Trivial, parse_group
 
 PAPER = "Hölzl et al. (2023)"
 Field: TypeAlias = Regular | Irreps
+Until = Literal["conv1", "conv2", "res1", "conv3", "conv4", "res2"]
 Norm = Literal["group", "layer", "instance", "none"]
 
 
@@ -197,6 +199,8 @@ def eq_resnet9(
     activation: str | None = None,
     standardise: bool = True,
     scale: Scale = "published",
+    until: Until | None = None,
+    grid: int = 2,
 ) -> nn.Module:
     """ResNet-9 whose convolutions are equivariant under rotations (C_N, SO(2)) and mirrors (D_N).
 
@@ -212,6 +216,10 @@ def eq_resnet9(
     and ELU on samples of the circle for SO(2). Each sum is normalised once more where `scaled`.
     With `standardise` the coefficients of a layer are standardised; `scale` is that of the result:
     as `published`, or so that outputs have the variance of the inputs (`fan-in`).
+
+    The linear layer sees the channels averaged on a square grid of `grid` by `grid` positions. With
+    `until` it follows that block instead of the last one: it sees all channels of the block's
+    output, normalised over the image, which are more and less abstract.
     """
     field = parse_group(group)
     kit = _kit(
@@ -226,26 +234,40 @@ def eq_resnet9(
         scale=scale,
     )
 
+    parts = _start(field, size)
+    for name, block, width in _blocks(kit, channels, field_counts(field, layout), scaled=scaled):
+        parts[name], features = block, width
+        if name == until:
+            break
+    parts["pool"] = nn.AdaptiveAvgPool2d(grid)
+    if until is not None:
+        parts["norm"] = nn.GroupNorm(1, features, affine=False)
+    parts["flatten"] = nn.Flatten()
+    parts["head"] = nn.Linear(features * grid**2, classes)
+    return nn.Sequential(parts)
+
+
+def _blocks(
+    kit: Kit, channels: int, counts: tuple[int, int, int], *, scaled: bool
+) -> Iterator[tuple[str, nn.Module, int]]:
+    """The blocks of Equivariant-ResNet-9 in their order, each with its name and output channels."""
+
     def residual(kit: Kit, fields: int) -> Residual:
         body = nn.Sequential(kit.block(fields, fields), kit.block(fields, fields))
         return Residual(body, kit.norm(fields) if scaled else nn.Identity())
 
-    narrow, middle, wide = field_counts(field, layout)
+    narrow, middle, wide = counts
     after, restriction, restricted = kit.restricted(wide)
     assert isinstance(after.field, Regular)
-    parts = _start(field, size)
-    parts["conv1"] = kit.block(channels, narrow, lift=True)
-    parts["conv2"] = kit.block(narrow, middle, pool=True)
-    parts["res1"] = residual(kit, middle)
-    parts["conv3"] = kit.block(middle, wide, pool=True)
-    parts["restrict"] = restriction
-    parts["conv4"] = after.block(restricted, wide, pool=True)
-    parts["res2"] = residual(after, wide)
-    parts["group_pool"] = GroupMaxPool(after.field)
-    parts["pool"] = nn.AdaptiveAvgPool2d(2)
-    parts["flatten"] = nn.Flatten()
-    parts["head"] = nn.Linear(4 * wide, classes)
-    return nn.Sequential(parts)
+    before, behind = kit.field.dimension, after.field.dimension
+    yield "conv1", kit.block(channels, narrow, lift=True), narrow * before
+    yield "conv2", kit.block(narrow, middle, pool=True), middle * before
+    yield "res1", residual(kit, middle), middle * before
+    yield "conv3", kit.block(middle, wide, pool=True), wide * before
+    yield "restrict", restriction, restricted * behind
+    yield "conv4", after.block(restricted, wide, pool=True), wide * behind
+    yield "res2", residual(after, wide), wide * behind
+    yield "group_pool", GroupMaxPool(after.field), wide
 
 
 _PUBLISHED: dict[str, str | None] = {

@@ -115,6 +115,26 @@ def test_the_head_is_drawn_by_the_run_and_the_rest_taken_over(place: Path) -> No
     assert all(torch.equal(whole[name], donor[name]) for name in donor)
 
 
+def test_a_network_that_ends_earlier_leaves_out_what_reset_names() -> None:
+    def made(*layers: str) -> nn.Module:
+        torch.manual_seed(len(layers))
+        return nn.ModuleDict({name: nn.Linear(2, 2) for name in layers})
+
+    whole, part = made("low", "high", "head"), made("low", "head")
+    described = Description("m", {}, ("a", "b"), 1, (8, 8), (0.5,), (0.5,), {})
+    donor = start.Donor("s", described, dict(whole.named_parameters()), start.Origin())
+
+    def matching(reset: list[str] | None) -> tuple[list[str], list[str]]:
+        return parameters.matching(part, donor, Start(source="s", reset=reset), classes=2)
+
+    found = matching(["head", "high"])
+    assert found == (["low.weight", "low.bias"], ["head.weight", "head.bias"])
+    with pytest.raises(UserError, match=r"high\.weight is only in the source"):
+        matching(None)
+    with pytest.raises(UserError, match="'hgh' in start.reset matches no parameter"):
+        matching(["head", "hgh"])
+
+
 def test_parameters_named_in_zero_begin_at_zero(place: Path, tmp_path: Path) -> None:
     zero = {"start.train": [], "start.zero": ["head"]}
     model = dict(built(head_only(place, **zero)).named_parameters())

@@ -114,7 +114,11 @@ def fill(
 def matching(
     model: nn.Module, donor: Donor, settings: Start, *, classes: int
 ) -> tuple[list[str], list[str]]:
-    """The names of the parameters that come from the donor, and of those that stay as drawn."""
+    """The names of the parameters that come from the donor, and of those that stay as drawn.
+
+    `start.reset` also names those parameters of the donor that the model does not have: a network
+    that ends earlier leaves them out.
+    """
     mine = {name: tuple(p.shape) for name, p in model.named_parameters()}
     theirs = {name: tuple(p.shape) for name, p in donor.parameters.items()}
     transfer = settings.how == "transfer"
@@ -126,7 +130,7 @@ def matching(
                 f"The model has no layer called '{HEAD}': name the layers to draw anew in "
                 "start.reset ([] for none)."
             )
-    reset = chosen(patterns, list(mine), setting="start.reset")
+    reset = chosen(patterns, list(mine | theirs), setting="start.reset")
     taken: list[str] = []
     fresh: list[str] = []
     wrong: list[str] = []
