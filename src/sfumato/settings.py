@@ -189,8 +189,14 @@ class Optimizer:
     lr: float = _setting(2.0, "learning rate", above=0)
     effective_noise: float | None = _setting(
         None,
-        "sigma / B that lr is for: with less noise the rate rises, with more it falls, as the root",
+        "sigma / B that lr is for: with less noise the rate rises, with more it falls",
         above=0,
+    )
+    noise_power: float = _setting(
+        0.5,
+        "power of sigma / B that the rate falls with, if effective_noise is set",
+        above=0,
+        most=2,
     )
     momentum: float = _setting(0.0, "for sgd and rmsprop", least=0, below=1)
     nesterov: bool = _setting(False, "Nesterov's momentum, for sgd")

@@ -91,6 +91,8 @@ def test_the_rate_follows_the_noise() -> None:
     assert schedules.noise_scale(unset, 0.01) == 1
     assert schedules.noise_scale(told, 0.0025) == 1
     assert schedules.noise_scale(told, 0.01) == pytest.approx(0.5)
+    as_the_noise = Optimizer(lr=2.0, effective_noise=0.0025, noise_power=1.0)
+    assert schedules.noise_scale(as_the_noise, 0.01) == pytest.approx(0.25)
     assert schedules.noise_scale(told, 0.0) == 1, "without privacy there is no noise to follow"
 
 

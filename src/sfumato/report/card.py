@@ -192,7 +192,9 @@ def _data(run: Run, measured: Measured) -> str:
 
 def _training(run: Run, measured: Measured) -> str:
     o, t = run.recipe.optimizer, run.recipe.training
-    scaled = f" × √({o.effective_noise:g} B / σ)" if o.effective_noise else ""
+    scaled = ""
+    if o.effective_noise:
+        scaled = f" × ({o.effective_noise:g} B / σ)^{o.noise_power:g}"
     rows = [
         ("network", run.recipe.model.name),
         ("parameters", "unknown" if measured.parameters is None else f"{measured.parameters:,}"),

@@ -131,7 +131,7 @@ def test_a_network_that_ends_earlier_leaves_out_what_reset_names() -> None:
     assert found == (["low.weight", "low.bias"], ["head.weight", "head.bias"])
     with pytest.raises(UserError, match=r"high\.weight is only in the source"):
         matching(None)
-    with pytest.raises(UserError, match="'hgh' in start.reset matches no parameter"):
+    with pytest.raises(UserError, match=r"'hgh' in start\.reset matches no parameter"):
         matching(["head", "hgh"])
 
 
