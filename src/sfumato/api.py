@@ -113,7 +113,7 @@ def train(
 def train_chosen(
     recipe: Recipe,
     *,
-    quick: Callable[[str], Recipe] | None,
+    quick: Callable[[], Recipe] | None,
     out: Path | None,
     root: Path | None,
     device: str,
@@ -196,7 +196,7 @@ def _trained(
     trust_code: Iterable[Code],
     settings: dict[str, Any],
     audit: AuditSettings | None = None,
-    quick: Callable[[str], Recipe] | None = None,
+    quick: Callable[[], Recipe] | None = None,
 ) -> Run:
     """Train with the arguments of `train`, and with canaries for an audit.
 

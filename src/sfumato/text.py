@@ -27,6 +27,9 @@ DATA_FILES = (".npz", ".tar", ".csv", ".tsv", ".parquet")
 GIVEN = "python:"
 """Begins the name of data or of a model that was given as an object in Python."""
 
+QUICK = "last-layer"
+"""Name of the packaged recipe that takes minutes on a CPU, for grey images and for colour."""
+
 
 def check_unit(word: str) -> None:
     """Refuse what is no word for a unit of privacy."""

@@ -54,7 +54,7 @@ def test_a_folder_of_patients(sfumato: Run, scans: Path, tmp_path: Path) -> None
     after = state(tmp_path, cache)
     assert set(after) - set(before) == {str(tmp_path / "recipe.toml")}
     assert {path: after[path] for path in before} == before
-    for words in ("Units of privacy (patient)", "benign", "patients were found", "wavelets",
+    for words in ("Units of privacy (patient)", "benign", "patients were found", "last-layer",
                   "Fashion-MNIST", "no promise", "on this machine",
                   "  sfumato plan recipe.toml\n  sfumato train recipe.toml\n"):  # fmt: skip
         assert words in done.out, words

@@ -16,7 +16,10 @@ from sfumato.reproduce.lookup import every_row, find
 RECORDED: dict[str, str] = json.loads(
     Path(__file__).with_name("settings_of_0_1.json").read_text(encoding="utf-8")
 )
-"""A hash of the settings of every recipe of version 0.1, by its name then."""
+"""A hash of the settings of the recipes of version 0.1, by their names then.
+
+`last-layer` and `wavelets` are left out: no results were recorded with them, and they have changed.
+"""
 
 
 @pytest.mark.parametrize("name", RECORDED)

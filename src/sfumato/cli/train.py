@@ -19,6 +19,7 @@ from sfumato.cli.trust import named as named_code
 from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN, columns_of
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
+from sfumato.text import QUICK
 from sfumato.training import run_folder
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _train(
         options: Arguments of `sfumato.train` and `sfumato.resume`.
     """
     from sfumato.recipe import parse_setting
-    from sfumato.recipes.choice import QUICK, choose, quick_choice
+    from sfumato.recipes.choice import choose, quick_choice
 
     changes = dict(parse_setting(text) for text in set_) | given
     if resume is not None and (recipe is not None or out is not None):
@@ -187,7 +188,7 @@ def _train(
             chosen, quick=quick, out=out, reporter=reporter, trust_code=trusted, **options
         )
 
-    name, instead = chosen.name if chosen else "", QUICK if quick else ()
+    name, instead = chosen.name if chosen else "", (QUICK,) if quick else ()
     watch(go, name=name, instead=instead, out=out, resumed=resume, trusted=trusted)
 
 

@@ -18,6 +18,7 @@ from sfumato.privacy.accounting.budget import check_epsilon
 from sfumato.privacy.accounting.plan_grid import Choice, choice
 from sfumato.recipe import Recipe
 from sfumato.settings import Data
+from sfumato.text import QUICK
 from sfumato.training.setup import asked_steps, expected_batch
 
 _DELTA = 1e-5
@@ -82,8 +83,7 @@ def propose(
     if not 0 < minutes < math.inf:
         raise UserError(f"--minutes {minutes:g}: give a number above 0.")
     slow: list[_Work] = []
-    grey = dataset.channels == 1
-    for base in _in_order(dataset.train.examples, epsilon, grey=grey):
+    for base in _in_order(dataset.train.examples, epsilon):
         pace = None if device is None else measure(_recipe(base, data), dataset, device)
         works = _works(base, data, dataset, pace)
         quick = [w for w in works if w.seconds is None or w.seconds <= 60 * minutes]
@@ -101,19 +101,16 @@ def delta_for(examples: int) -> float:
     return min(_DELTA, 10.0 ** math.floor(math.log10(_MANY / examples)))
 
 
-def _in_order(examples: int, epsilon: float, *, grey: bool) -> tuple[str, str]:
+def _in_order(examples: int, epsilon: float) -> tuple[str, str]:
     """A whole network and a last layer on fixed ones, the better one with so many images first.
 
-    CIFAR-10's curves decide, up to the epsilon at which both were measured. Of the two recipes that
-    train a last layer, that for grey images uses wavelets.
+    CIFAR-10's curves decide.
     """
     whole, last = (
-        expected_accuracy(name, examples, min(epsilon, 3.0), grey=False)
-        for name in ("images", "last-layer")
+        expected_accuracy(name, examples, epsilon, grey=False) for name in ("images", QUICK)
     )
     assert whole is not None and last is not None
-    quick = "wavelets" if grey else "last-layer"
-    return ("images", quick) if whole.accuracy > last.accuracy else (quick, "images")
+    return ("images", QUICK) if whole.accuracy > last.accuracy else (QUICK, "images")
 
 
 def _recipe(base: str, data: Data) -> Recipe:

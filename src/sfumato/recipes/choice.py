@@ -10,7 +10,7 @@ from typing import Any
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.recipes.names import current_name, packaged
-from sfumato.text import DATA_FILES
+from sfumato.text import DATA_FILES, QUICK
 
 
 def choose(
@@ -61,9 +61,6 @@ def choose(
     return _changed(found, changes, options or {})
 
 
-QUICK = ("last-layer", "wavelets")
-"""Packaged recipes that take minutes on a CPU."""
-
 _OPEN = ("data.", "privacy.epsilon", "privacy.delta", "training.seed", "training.physical_batch")
 """Settings, by their beginnings, that do not concern the network and how it is trained."""
 
@@ -74,8 +71,8 @@ def quick_choice(
     changes: Mapping[str, Any],
     *,
     options: Mapping[str, str] | None = None,
-) -> Callable[[str], Recipe] | None:
-    """A function from the name of another packaged recipe to that recipe for the user's data.
+) -> Callable[[], Recipe] | None:
+    """A function that makes the quick recipe for the user's data.
 
     None if the user has named a recipe, or has given a setting of the network or of its training:
     then no other recipe may be taken. The arguments are those of `choose`.
@@ -87,7 +84,7 @@ def quick_choice(
     if place is None or choose(recipe, data, changes).name != "images":
         return None
     changes = {**changes, "data.name": place}
-    return lambda name: choose(name, place, changes, options=options)
+    return lambda: choose(QUICK, place, changes, options=options)
 
 
 def _is_data(recipe: str) -> bool:

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data import Dataset, Views
-from sfumato.data.imageset import Array
 from sfumato.live import working
 from sfumato.privacy.numerics.model_state import undisturbed
 from sfumato.recipe import Recipe
-from sfumato.text import GIVEN, duration
+from sfumato.text import GIVEN, QUICK, duration
 from sfumato.training.initial.frozen_features import features_apply
 from sfumato.training.reporter import Reporter
 from sfumato.training.setup import Plan, views
@@ -94,11 +93,6 @@ def seconds_for(work: Callable[[int], object], count: float) -> float:
     return found
 
 
-def quick_recipe(image: Array) -> str:
-    """The packaged recipe that takes minutes on a CPU for images such as this one."""
-    return "wavelets" if (image == image[:1]).all() else "last-layer"
-
-
 def command(recipe: Recipe, name: str) -> str:
     """The command, or the call, that trains on a recipe's data with a packaged recipe instead."""
     if recipe.data.name.startswith(GIVEN):
@@ -112,18 +106,18 @@ def about_time(seconds: float) -> str:
     return f"Estimated time on this CPU: {duration(seconds)}."
 
 
-def advice(recipe: Recipe, image: Array) -> str:
+def advice(recipe: Recipe) -> str:
     """Words about what takes minutes instead of hours."""
     return (
         "If only the last layer is trained, a few thousand images take minutes:\n"
-        f"  {command(recipe, quick_recipe(image))}"
+        f"  {command(recipe, QUICK)}"
     )
 
 
-def exchanged(recipe: Recipe, image: Array) -> str:
+def exchanged(recipe: Recipe) -> str:
     """Words about a recipe that was taken instead of one that nobody asked for by name."""
     return (
-        f"Without a GPU the recipe '{quick_recipe(image)}' is taken, which takes minutes. To train "
+        f"Without a GPU the recipe '{QUICK}' is taken, which takes minutes. To train "
         f"the whole network nevertheless, name its recipe:\n  {command(recipe, recipe.name)}"
     )
 
@@ -134,7 +128,7 @@ def in_time(
     dataset: Dataset,
     model: nn.Module,
     reporter: Reporter,
-    quick: Callable[[str], Recipe] | None,
+    quick: Callable[[], Recipe] | None,
 ) -> Recipe | None:
     """Say how long a run will take on this CPU; the recipe to take instead, if that is hours.
 
@@ -144,15 +138,13 @@ def in_time(
         dataset: Its data.
         model: Its model.
         reporter: Told the time, and what takes less.
-        quick: From the name of a packaged recipe to that recipe for the same data; None if the
-            user has asked for this one.
+        quick: Makes the quick recipe for the same data; None if the user has asked for this one.
     """
     with working("estimating the time"):
         seconds = seconds_on_cpu(model, plan, dataset, views(recipe))
     if seconds > SHORT:
         reporter.say(about_time(seconds))
-    image = dataset.train.images[0]
     if seconds < LONG or recipe.start.train:
         return None
-    reporter.say(advice(recipe, image) if quick is None else exchanged(recipe, image))
-    return None if quick is None else quick(quick_recipe(image))
+    reporter.say(advice(recipe) if quick is None else exchanged(recipe))
+    return None if quick is None else quick()

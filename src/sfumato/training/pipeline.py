@@ -64,7 +64,7 @@ def train(
     trust_code: Iterable[Code] = (),
     selection: Selection | None = None,
     audit: AuditSettings | None = None,
-    quick: Callable[[str], Recipe] | None = None,
+    quick: Callable[[], Recipe] | None = None,
 ) -> Path:
     """Train a new model.
 
@@ -80,8 +80,8 @@ def train(
             and torchvision.
         selection: The choice among runs of which this is one; the budget is that of the choice.
         audit: The canaries to train with, for an audit; None for a model to use.
-        quick: From the name of a packaged recipe to that recipe for the same data, if nobody asked
-            for `recipe` by name: a quick one is taken on a CPU for what would take hours.
+        quick: Makes the quick recipe for the same data, if nobody asked for `recipe` by name: it
+            is taken on a CPU for what would take hours.
 
     Returns:
         The run folder.
