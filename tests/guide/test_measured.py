@@ -20,7 +20,7 @@ def test_measured_points_are_those_of_the_page(recipe: str, data: str, epsilon: 
         if recipe == "images":
             row = f"| {images:,} | {epsilon:g} |".replace(",", " ")
         else:
-            row = f"| {images} images of {data} |"
+            row = f"| {images} images of {data} | {epsilon:g} |"
         line = next(line for line in page.splitlines() if line.startswith(row))
         assert number in line
 
@@ -46,7 +46,7 @@ def test_a_curve_ends_where_nothing_was_measured() -> None:
 
 def test_grey_images_have_the_curve_of_grey_images() -> None:
     grey = expected_accuracy("wavelets", 1000, 1.0, grey=True)
-    assert grey is not None and (grey.data, grey.accuracy, grey.epsilon) == (FASHION, 0.744, 3.0)
+    assert grey is not None and (grey.data, grey.accuracy, grey.epsilon) == (FASHION, 0.758, 3.0)
     whole = expected_accuracy("images", 1000, 3.0, grey=True)
     assert whole is not None and whole.data == CIFAR10
     assert expected_accuracy("from-scratch", 1000, 3.0, grey=True) is None

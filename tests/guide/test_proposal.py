@@ -48,7 +48,7 @@ def proposed(dataset: Dataset, seconds: float = 1e-5, **wishes: object) -> objec
 @pytest.mark.parametrize(
     ("count", "channels", "seconds", "base"),
     [
-        (5000, 3, 1e-5, "images"),  # A GPU, or as quick.
+        (5000, 3, 1e-5, "images"),  # A GPU, or as quick, at epsilon 8.
         pytest.param(5000, 1, 0.05, "last-layer", marks=pytest.mark.slow),
         (1000, 3, 1e-5, "last-layer"),  # Better with so few, however quick the machine.
     ],
