@@ -30,7 +30,7 @@ class Entry:
     """The place of a shard's index in the cache, named by the shard's path and state.
 
     Attributes:
-        path: the file.
+        path: The file.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Entry:
         """The entry of a shard as it is now, in a cache folder.
 
         Raises:
-            OSError: the shard is not there.
+            OSError: The shard is not there.
         """
         status = os.stat(shard)
         where = _digest(os.path.abspath(shard), _VERSION)
