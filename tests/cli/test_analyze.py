@@ -49,9 +49,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("real_pictures")
 def test_everything_about_a_run(run: Run, trained: Path, tmp_path: Path) -> None:
-    result = run(trained, *QUICK, "--out", "all.json", "--picture", "pictures")
+    result = run(trained, *QUICK, "--out", "all.json")
     assert result.code == 0, result
     assert "the validation images (held out)" in result.out
     for words in ("Brier score", "trace", "eigenvalue 2", "activation1", "close to zero", "MACs"):
@@ -72,6 +71,12 @@ def test_everything_about_a_run(run: Run, trained: Path, tmp_path: Path) -> None
     again = overview.logits(opened, part, count=24)
     index = np.sort(np.random.default_rng(0).permutation(len(part))[:24])
     assert content["calibration"]["brier"] == scores(softmax(again), part.labels[index]).brier
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_pictures")
+def test_pictures_of_everything(run: Run, trained: Path, tmp_path: Path) -> None:
+    assert run(trained, *QUICK, "--picture", "pictures").code == 0
     for part_name in PARTS:
         picture = tmp_path / "pictures" / f"{part_name}.png"
         with Image.open(picture) as image:

@@ -31,6 +31,7 @@ from sfumato.report.page import page
 from sfumato.report.runs import gather, tasks, together
 from sfumato.training.classifier import FORMAT
 from sfumato.training.run_folder import WEIGHTS
+from thinning import with_slow
 
 
 class Elements(HTMLParser):
@@ -334,7 +335,7 @@ def test_curves_are_thinned_but_keep_their_ends(tmp_path: Path) -> None:
     assert len(points) == 240 and points[0][0] == 1 and points[-1][0] == 3000
 
 
-@pytest.mark.parametrize("count", [1, 2, 10])
+@pytest.mark.parametrize("count", with_slow([1, 2, 10], 10))
 def test_size(tmp_path: Path, count: int) -> None:
     folders = [make(tmp_path / f"r{k}", sigma=2 + k, records=300) for k in range(count)]
     runs = gather(folders)

@@ -106,11 +106,12 @@ def test_a_run_that_takes_hours_is_exchanged_for_a_quick_one(
     assert any("sfumato train last-layer" in words for words in watching.said)
     assert any(words.startswith("Estimated time") for words in watching.said)
 
-    small = {"data.cache": False, "privacy.delta": 1e-3}
-    quick = quick_choice(folder, None, small)
+    quick = quick_choice(folder, None, {"data.cache": False})
+    assert quick is not None and quick().model.options["until"] == "conv3"
+    smaller = chosen.replace(changes | steps | {"name": "smaller"})
     train(
         chosen.replace(changes | steps), out=tmp_path / "other", device="cpu", reporter=watching,
-        quick=lambda: quick().replace(steps),
+        quick=lambda: smaller,
     )  # fmt: skip
-    assert recipes.of_run(tmp_path / "other").model.options["until"] == "conv3"
+    assert recipes.of_run(tmp_path / "other").name == "smaller"
     assert any("name its recipe" in words for words in watching.said)

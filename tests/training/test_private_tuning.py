@@ -244,7 +244,7 @@ def test_no_run_may_be_drawn(tmp_path: Path, runs: Callable[[int], None]) -> Non
 
 
 @pytest.mark.parametrize(
-    "moment", one_in(2, ["in a step", "after a run", "before a deletion", "at the end"])
+    "moment", one_in(4, ["in a step", "after a run", "before a deletion", "at the end"])
 )
 def test_a_killed_tuning_ends_as_if_it_had_not_been(
     moment: str,

@@ -51,6 +51,7 @@ def gradient(times: int) -> float:
     return float(found[0, 0])
 
 
+@pytest.mark.slow
 def test_the_compiler_caches_custom_gradients_by_their_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def chosen(scans: Path, **changes: object) -> Recipe:
     )  # fmt: skip
 
 
+@pytest.mark.slow  # test_middle_layer trains on grey images too.
 def test_grey_images_are_trained_in_three_equal_channels(scans: Path, tmp_path: Path) -> None:
     watching = Listening()
     train(chosen(scans), out=tmp_path / "run", device="cpu", reporter=watching)
