@@ -77,7 +77,7 @@ def in_processes(
     finally:
         for connection, (process, _) in running.items():
             connection.close()
-            process.terminate()
+            _signal(process, signal.SIGTERM)
 
 
 def _leave_alone(connection: Connection, others: Sequence[BaseProcess]) -> None:
@@ -95,9 +95,12 @@ def _leave_alone(connection: Connection, others: Sequence[BaseProcess]) -> None:
 
 
 def _signal(process: BaseProcess, number: signal.Signals) -> None:
-    if process.pid is not None:
+    """Send a signal to a process and to all that it started."""
+    if process.pid is None:
+        return
+    for send in (os.killpg, os.kill):  # A process that is being started has no group yet.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+            return send(process.pid, number)
 
 
 def _process(connection: Connection, work: Work) -> None:

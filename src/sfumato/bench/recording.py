@@ -154,7 +154,7 @@ def _task(task: tuple[str, Case, Method, Prepare], alone: Alone) -> Measurement:
 
 
 def _ended(task: tuple[str, Case, Method, Prepare]) -> Measurement:
-    return Measurement(task[0], task[1], reason="its process ended without a word")
+    return Measurement(task[0], task[1], reason="its process ended unexpectedly")
 
 
 def _keep(record: Record, found: list[Measurement]) -> bool:
