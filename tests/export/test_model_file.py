@@ -208,7 +208,13 @@ def test_details_are_plain_json() -> None:
     assert io.StringIO(json.dumps(content)).read().isascii()
 
 
-LIMITS = [(1, 5e-5, True), (1, 1e-3, False), (300, 1e-3, True), (300, 1e-2, False)]
+LIMITS = [
+    (1, 5e-5, True),
+    (1, 1e-3, False),
+    (300, 1e-3, True),
+    (300, 1e-2, False),
+    (1e7, 1e-1, False),
+]
 
 
 @pytest.mark.parametrize(("largest", "shift", "close"), LIMITS)

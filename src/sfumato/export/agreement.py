@@ -20,6 +20,9 @@ IMAGES = 100
 _TOLERANCE, _LOGIT = 1e-5, 10.0
 """The most that a probability may differ where no logit is above the second number."""
 
+_MOST = 1e-3
+"""The most that a probability may differ, however large logits are."""
+
 _BATCHES = (1, 3)
 """Sizes of the first batches, so that a file that takes only one size is found; then the rest."""
 
@@ -48,8 +51,8 @@ class Agreement:
     Attributes:
         difference: The largest difference of a probability.
         allowed: The most that rounding explains: 1e-5 up to logits of 10, and in proportion to the
-            largest beyond. A sum in float32 is rounded in proportion to its terms, and another
-            order of summation rounds otherwise.
+            largest beyond, but at most 1e-3. A sum in float32 is rounded in proportion to its
+            terms, and another order of summation rounds otherwise.
     """
 
     difference: float
@@ -79,4 +82,4 @@ def compare(classifier: Classifier, runner: Runner, images: Tensor) -> Agreement
             "not exported."
         )
     largest = float(logits.abs().max())
-    return Agreement(difference, _TOLERANCE * max(1.0, largest / _LOGIT))
+    return Agreement(difference, min(_MOST, _TOLERANCE * max(1.0, largest / _LOGIT)))
