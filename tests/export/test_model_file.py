@@ -7,7 +7,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def check(classifier: Classifier, format: str, opset: int = formats.OPSET) -> by
     images, held_out = agreement.compared_images(d, None)
     assert len(images) == 100 and held_out == 0
     runner = FORMATS[format].read(content)
-    assert agreement.compare(classifier, runner, images).difference <= 1e-5
+    assert agreement.largest_difference(classifier, runner, images) <= 1e-5
     ratio = runner(images[:10]) / classifier.predict(images[:10])
     assert float(ratio.log().abs().max()) <= 1e-4
     return content
@@ -144,9 +143,9 @@ def test_a_file_that_differs_is_not_written(
 ) -> None:
     folder = make_run(tmp_path / "run")
     real = FORMATS["torchscript"]
-    wrong = replace(real, read=lambda content: lambda x: real.read(content)(x) + 2e-5)
+    wrong = replace(real, read=lambda content: lambda x: real.read(content)(x) + 2e-4)
     monkeypatch.setitem(FORMATS, "torchscript", wrong)
-    with pytest.raises(UserError, match=r"by up to 2\.0e-05 on 100 images"):
+    with pytest.raises(UserError, match=r"2\.0e-04 on 100 images.*format \(onnx, pt2\)"):
         export.write(folder, tmp_path / "m.pt", to="torchscript")
     assert not (tmp_path / "m.pt").exists()
 
@@ -206,24 +205,3 @@ def test_details_are_plain_json() -> None:
     )
     assert json.loads(json.dumps(content)) == content
     assert io.StringIO(json.dumps(content)).read().isascii()
-
-
-LIMITS = [
-    (1, 5e-5, True),
-    (1, 1e-3, False),
-    (300, 1e-3, True),
-    (300, 1e-2, False),
-    (1e7, 1e-1, False),
-]
-
-
-@pytest.mark.parametrize(("largest", "shift", "close"), LIMITS)
-def test_large_logits_may_differ_by_their_rounding(
-    largest: float, shift: float, close: bool
-) -> None:
-    logits = torch.zeros(100, 7)
-    logits[-1, 2] = largest
-    classifier: Any = SimpleNamespace(logits=lambda images: images)
-    moved = torch.tensor([shift] + 6 * [0.0])
-    found = agreement.compare(classifier, lambda images: (images + moved).softmax(1), logits)
-    assert found.close is close

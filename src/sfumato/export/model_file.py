@@ -11,7 +11,7 @@ import torch
 
 from sfumato.data import ImageSet
 from sfumato.errors import UserError
-from sfumato.export.agreement import compare, compared_images
+from sfumato.export.agreement import TOLERANCE, compared_images, largest_difference
 from sfumato.export.details import details
 from sfumato.export.formats import FORMATS, OPSET, OPSETS, Format
 from sfumato.export.program import Program
@@ -88,19 +88,18 @@ def write(
     opset = (opset or OPSET) if format.name == "onnx" else None
     content = _content(classifier, format, opset, statement_of(source))
     images, count = compared_images(classifier.description, held_out)
-    agreement = compare(classifier, format.read(content), images)
-    if not agreement.close:
-        others = ", ".join(name for name in FORMATS if name != format.name)
+    difference = largest_difference(classifier, format.read(content), images)
+    if difference > TOLERANCE:
         raise UserError(
             f"The {format.title} file would give other probabilities than PyTorch, by up to "
-            f"{agreement.difference:.1e} on {len(images)} images where rounding explains "
-            f"{agreement.allowed:.1e}, so it is not written: choose another format ({others})."
+            f"{difference:.1e} on {len(images)} images, so it is not written: choose another "
+            f"format ({', '.join(name for name in FORMATS if name != format.name)})."
         )
     with new_file.writing(path) as file:
         file.write(content)
     rest = len(images) - count
     parts = [f"{count} {words}"] * bool(count) + [f"{rest} random images"] * bool(rest)
-    return Exported(path, format.name, opset, agreement.difference, " and ".join(parts))
+    return Exported(path, format.name, opset, difference, " and ".join(parts))
 
 
 def check_format(to: str, opset: int | None) -> Format:
