@@ -94,6 +94,16 @@ def test_all_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.count_gpus("all", "auto") == 8 and launch.count_gpus("3", "cpu") == 3
 
 
+def test_any_number_of_processes_may_share_a_gpu_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert launch.count_gpus("2", "cuda:0") == 2
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="there is no CUDA device here"):
+        launch.count_gpus("2", "cuda:0")
+
+
 def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")

@@ -96,7 +96,9 @@ def _wait_for_leader(ranks: Ranks) -> None:
 
 
 def count_gpus(wanted: str, device: str) -> int:
-    """The number of processes for a number of GPUs or `all`; on the CPU, any number that is named.
+    """The number of processes for a number of GPUs or `all`.
+
+    On the CPU, and on one GPU that is named as in `cuda:0`, any number of processes may share it.
 
     Raises:
         UserError: It is no number, or there are not so many GPUs.
@@ -104,13 +106,15 @@ def count_gpus(wanted: str, device: str) -> int:
     found = torch.cuda.device_count()
     if wanted != "all" and (not wanted.isdecimal() or int(wanted) < 1):
         raise UserError(f"--gpus takes a number from 1 on, or all, not '{wanted}'.")
-    if device == "cpu" and wanted != "all":
+    shared = device == "cpu" or (found > 0 and device.startswith("cuda:"))
+    if shared and wanted != "all":
         return int(wanted)
     if not found or (wanted != "all" and int(wanted) > found):
         there = f"are {found} CUDA devices" if found > 1 else "is one CUDA device"
         raise UserError(
             f"--gpus {wanted}: there {there if found else 'is no CUDA device'} here. "
-            + (f"Give --gpus {found} or fewer." if found else "Leave it away, or give --device cpu "
+            + (f"Give --gpus {found} or fewer, or let processes share one with --device cuda:0."
+               if found else "Leave it away, or give --device cpu "
                "with a number to share the work among processes on the CPU.")
         )  # fmt: skip
     return found if wanted == "all" else int(wanted)
