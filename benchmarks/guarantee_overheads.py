@@ -83,9 +83,10 @@ def main() -> None:
     before = seconds(lambda: added_in_float32(narrow, parameters), device, a.repeats)
     before *= case.physical
 
-    indices = draw[: case.at_once].to(device)
-    views = loop.views.draw(len(indices)).to(device)
-    x, y = loop.fetch(indices, views)
+    feed = loop.feed
+    images = feed.units.of(draw[: case.at_once], 0)
+    views = feed.views.draw(images.images.numel(), feed.randomness.generator(0, "augment"))
+    x, y = feed.fetch(images.to(device), views.to(device))
     engine, rate = loop.private.per_example, case.physical / every
     one = seconds(lambda: engine(x, y), device, a.repeats)
     checked = [
