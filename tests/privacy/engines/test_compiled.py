@@ -76,6 +76,21 @@ def test_norms_and_sums_are_those_of_the_pass_by_operators(
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
 
 
+def test_only_the_loss_has_a_gradient() -> None:
+    # The compiler would write gradients of zeros for every other result, and add them.
+    model = network("standardised", 6)
+    x, y = torch.randn(2, 2, 6, 6), torch.tensor([0, 1])
+    passes = Compiled(
+        PerExample(model, check=False).objective, x, 2, torch.float32, storage="ghost"
+    )
+    passes.gradients(x, y)
+    assert passes._forward is not None
+    with torch.enable_grad():
+        total, *others = passes._forward(x, y, *passes._tensors)
+    assert total.requires_grad and len(others) > 2
+    assert not any(t.requires_grad for t in others)
+
+
 def test_values_follow_the_parameters() -> None:
     model = network("standardised", 6)
     engine = PerExample(model, check=False)

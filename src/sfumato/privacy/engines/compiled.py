@@ -245,8 +245,8 @@ class Compiled:
             leaves = [leaf for slot in self.slots.slots for leaf in slot.leaves()]
             grads = list(torch.autograd.grad(total, leaves))
         with torch.no_grad(), full_precision(x.device):
-            self._found = self._sorted(grads, [t.detach() for t in inputs])
-            return losses.detach(), outputs.detach(), self._squared(self._found)
+            self._found = self._sorted(grads, inputs)
+            return losses, outputs, self._squared(self._found)
 
     def _losses(self, x: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         views = self.objective.views
@@ -255,7 +255,8 @@ class Compiled:
         outputs = at_least_float32(outputs)
         targets = y.repeat_interleave(views, 0) if views > 1 else y
         losses = self.objective.loss(outputs, targets).view(-1, views).mean(1)
-        return losses.sum(), losses, outputs, *inputs
+        # Of results that may have gradients, the compiler writes those out, as zeros.
+        return losses.sum(), losses.detach(), outputs.detach(), *inputs
 
     def _sorted(self, grads: list[Tensor], inputs: list[Tensor]) -> Found:
         """The gradients of all leaves, in the order of the slots, grouped by kind of slot."""

@@ -173,6 +173,10 @@ class SlotLeaves(Leaves):
             return slot.expand(leaf)
         return leaf
 
+    def needed(self, slot: Slot, x: Tensor) -> None:
+        """Note the input that a slot needs, as a result of the pass without a gradient."""
+        self.inputs[id(slot)] = x.detach()
+
     def value(self, tensor: Tensor) -> Tensor:
         """The value of an argument in the precision of the pass."""
         slot, number = self._met.get(id(tensor), (None, 0))
@@ -242,7 +246,7 @@ def _convolution(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) ->
         return y
     x = met.contact.place.leading(own["input"], leaves.rows)
     if slot.needs_input:
-        leaves.inputs[id(slot)] = x
+        leaves.needed(slot, x)
     y = compiled_rules.filters(_filters(met, slot, bias), x)
     if slot.gain is not None:
         y = y * _per_channel(leaves.now(slot.gain.leaf), y)
@@ -269,7 +273,7 @@ def _linear(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tens
     leading = met.contact.place.leading(own["input"], leaves.rows)
     x = leading.reshape(-1, leading.shape[-1])
     if slot.needs_input:
-        leaves.inputs[id(slot)] = x
+        leaves.needed(slot, x)
     if isinstance(slot, Matrix):
         value, leaf = leaves.now(slot.value), leaves.now(slot.leaf)
         assert value is not None and leaf is not None
