@@ -12,7 +12,8 @@ import sfumato
 
 HOUSE = Path(sfumato.__file__).parent
 ANYONE = {
-    "errors", "version", "io", "live", "memory", "text", "discrimination", "_lazy", "environment",
+    "errors", "version", "io", "live", "memory", "device_copy", "text", "discrimination", "_lazy",
+    "environment",
 }  # fmt: skip
 BELOW = {
     "io": set(),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sfumato import models
 from sfumato.bench.cases import Case
 from sfumato.data import Dataset, ImageSet, ImageStore
+from sfumato.device_copy import to_device
 from sfumato.recipe import Recipe, from_dict
 from sfumato.training import setup
 
@@ -136,7 +137,7 @@ class Feed:
         """The physical batches of one step: rows, and one label per example."""
         draw, size = self.draw(), self.case.at_once
         parameters = self.views.draw(draw.numel(), self.generator).to(self.device)
-        draw = draw.to(self.device)
+        draw = to_device(draw, self.device)
         for start in range(0, draw.numel(), size):
             rows = torch.arange(start, start + size, device=self.device)
             yield self.views.fetch(

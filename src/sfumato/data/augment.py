@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.catalogue import LUMA
+from sfumato.device_copy import to_device
 from sfumato.errors import UserError, nearest
 
 PADDING_MODES = ("reflect", "zeros")
@@ -62,7 +63,7 @@ class AugmentParameters:
 
     def to(self, device: str | torch.device) -> AugmentParameters:
         """The same parameters on another device."""
-        return self._map(lambda value: value.to(device, non_blocking=True), self.count)
+        return self._map(lambda value: to_device(value, device), self.count)
 
     def _map(self, change: Callable[[Tensor], Tensor], count: int) -> AugmentParameters:
         values = {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sfumato.data import ImageStore, Views
 from sfumato.data.views import ViewParameters
+from sfumato.device_copy import to_device
 from sfumato.distributed.ranks import Ranks
 from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.mechanism import PrivateGradients
@@ -71,7 +72,7 @@ class DrawFeed:
             draw, parameters = draw[share], images.parameters_of(parameters, share)
             images = images.take(share)
         device = self.store.device
-        draw, parameters, images = draw.to(device), parameters.to(device), images.to(device)
+        draw, parameters, images = to_device(draw, device), parameters.to(device), images.to(device)
         position = 0
         while position < draw.numel():
             size = self.at_once

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sfumato.data.imageset import ImageSet
 from sfumato.data.views import ViewParameters
+from sfumato.device_copy import to_device
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.unit_loss import PADDING
 from sfumato.privacy.units import Units
@@ -37,7 +38,7 @@ class DrawnImages:
 
     def to(self, device: torch.device) -> DrawnImages:
         """The same on a device."""
-        return DrawnImages(self.images.to(device), self.there.to(device))
+        return DrawnImages(to_device(self.images, device), to_device(self.there, device))
 
     def parameters_of(self, parameters: ViewParameters, positions: Tensor) -> ViewParameters:
         """Parameters of the views of the units at these positions, from those of all images."""
