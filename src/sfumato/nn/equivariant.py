@@ -53,7 +53,9 @@ class SteerableWeight(nn.Module):
         basis = steerable_basis(source, target, kernel_size=kernel_size, cutoff=cutoff)
         self.shape = basis.shape[1:]
         self.gain, self.standardise = gain, standardise
-        flat = torch.tensor(basis.reshape(len(basis), -1), dtype=torch.get_default_dtype())
+        # Input channels come last, as in filters in channels_last, and so move together in memory.
+        rows = basis.transpose(0, 1, 3, 4, 2).reshape(len(basis), -1)
+        flat = torch.tensor(rows, dtype=torch.get_default_dtype())
         self.register_buffer("basis", flat, persistent=False)
 
     def forward(self, coefficients: Tensor) -> Tensor:
@@ -68,8 +70,8 @@ class SteerableWeight(nn.Module):
         *front, outputs, inputs, _ = coefficients.shape
         target, source, height, width = self.shape
         kernels = (self.gain * coefficients) @ self.basis.to(coefficients.dtype)
-        kernels = kernels.view(*front, outputs, inputs, target, source, height, width)
-        kernels = kernels.transpose(-5, -4)
+        kernels = kernels.view(*front, outputs, inputs, target, height, width, source)
+        kernels = kernels.movedim((-4, -1), (-5, -3))
         return kernels.reshape(*front, outputs * target, inputs * source, height, width)
 
     def project(self, weight: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ class SteerableWeight(nn.Module):
         """
         target, source, *_ = self.shape
         parts = torch.unflatten(torch.unflatten(weight, -3, (-1, source)), -5, (-1, target))
-        parts = parts.transpose(-5, -4).flatten(-4)
+        parts = parts.movedim((-5, -3), (-4, -1)).flatten(-4)
         return self.gain * (parts @ self.basis.T)
 
     def pullback(self, coefficients: Tensor, gradient: Tensor) -> tuple[Tensor]:

@@ -37,7 +37,11 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
 
 
 def compile_fx(module: nn.Module, inputs: list[Tensor]) -> Any:
-    """Compile a module by PyTorch's compiler, which takes seconds to load."""
+    """Compile a module by PyTorch's compiler, which takes seconds to load.
+
+    Strides are not padded: gradients are viewed in other shapes, for which padded ones are copied.
+    """
     from torch._inductor.compile_fx import compile_fx as compile_module
 
-    return compile_module(module, inputs)  # type: ignore[arg-type]
+    settings = {"comprehensive_padding": False}
+    return compile_module(module, inputs, config_patches=settings)  # type: ignore[arg-type]
