@@ -109,9 +109,12 @@ def test_a_run_that_takes_hours_is_exchanged_for_a_quick_one(
     quick = quick_choice(folder, None, {"data.cache": False})
     assert quick is not None and quick().model.options["until"] == "conv3"
     smaller = chosen.replace(changes | steps | {"name": "smaller"})
+    watching.said.clear()
+    (tmp_path / "scans" / "ill" / "notes.txt").write_text("no image")
     train(
         chosen.replace(changes | steps), out=tmp_path / "other", device="cpu", reporter=watching,
         quick=lambda: smaller,
     )  # fmt: skip
     assert recipes.of_run(tmp_path / "other").name == "smaller"
     assert any("name its recipe" in words for words in watching.said)
+    assert sum("Ignored: " in words for words in watching.said) == 1, "the data is read twice"

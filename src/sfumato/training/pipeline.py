@@ -38,7 +38,7 @@ from sfumato.training.rank_agreement import (
 )
 from sfumato.training.recipe_data import dataset_of
 from sfumato.training.release import release
-from sfumato.training.reporter import Reporter, Silent
+from sfumato.training.reporter import Reporter, Silent, WithoutRepeats
 from sfumato.training.same_run import (
     check_repeats,
     noise_from,
@@ -87,7 +87,8 @@ def train(
         The run folder.
     """
     ranks = Ranks.current()
-    reporter = reporter if reporter and ranks.leader else Silent()
+    # Data that is read again for a quick recipe has the same notes.
+    reporter = WithoutRepeats(reporter if reporter and ranks.leader else Silent())
     trust = run_folder.trust(trust_code)
     if out is not None and ranks.leader:
         run_folder.check_free(Path(out))

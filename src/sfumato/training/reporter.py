@@ -49,3 +49,25 @@ class Silent:
 
     def show(self, progress: Progress) -> None:
         """Drop the progress."""
+
+
+class WithoutRepeats:
+    """A reporter that passes on a sentence only once, and all progress.
+
+    Args:
+        to: The reporter that receives them.
+    """
+
+    def __init__(self, to: Reporter) -> None:
+        self._to = to
+        self._said: set[str] = set()
+
+    def say(self, message: str) -> None:
+        """Pass the message on, unless the same was said before."""
+        if message not in self._said:
+            self._said.add(message)
+            self._to.say(message)
+
+    def show(self, progress: Progress) -> None:
+        """Pass the progress on."""
+        self._to.show(progress)
