@@ -50,6 +50,9 @@ def test_a_temperature_comes_is_used_and_goes(sfumato: Run, trained: Path) -> No
     assert [r["probability"] for r in before] != [r["probability"] for r in after]
     done = sfumato("verify", trained)
     assert done.code == 0 and f"{kept['value']:g}, fitted on" in done.out
+    statement = (trained / "statement.md").read_text(encoding="utf-8")
+    uncovered = statement.partition("## Not covered")[2].partition("## ")[0]
+    assert "temperature.json" in uncovered, "it was sealed before, and leads to the number"
     refused(sfumato("train", "--resume", trained, *CPU), "is finished")
     (trained / "temperature.json").write_text("{}", encoding="utf-8")
     done = sfumato("verify", trained)

@@ -198,7 +198,7 @@ def not_covered(g: Guarantee) -> list[str]:
     lines += [f"Of the start's training: {w[0].lower()}{w[1:]}" for w in before]
     if g.start:
         lines.append("The choice of the start, if it was made by looking at these images.")
-    return [*lines, words.timing(unit)]
+    return [*lines, words.TEMPERATURE, words.timing(unit)]
 
 
 def _canaries(g: Guarantee) -> str:

@@ -25,6 +25,15 @@ IMAGES = ("image", "example")
 """Units of privacy of which one person may have several."""
 
 
+TEMPERATURE = (
+    "The images that a temperature was fitted on, if `temperature.json` is beside the weights. "
+    "`sfumato calibrate` writes it after this statement is sealed: logits are divided by the exact "
+    "number in it, which was fitted on the images that it names. They must be none of the training "
+    "images."
+)
+"""A note on the file that may join a finished run, whose statement cannot change any more."""
+
+
 def relation(unit: str) -> str:
     """The neighbouring relation of all guarantees, in words."""
     return f"leaving out one training {unit}"
