@@ -1,4 +1,4 @@
-"""`sfumato predict` of what `train` takes: tables, DICOM files, arrays, with units carried over."""
+"""`sfumato predict` of what `train` takes: tables, shards, DICOM, arrays, with their units."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_result import Result, Run, refused
+from data_layouts import image_bytes, write_shards, write_tar
 from dicom_files import SECRET, slices, write_dicom, write_scans
 from patients import PATIENT
 from PIL import Image
@@ -85,6 +86,44 @@ def test_units_of_arrays(run: Run, tmp_path: Path) -> None:
     assert "unit" not in rows_of(run(folder, "b.npz"))[0]
     np.savez(tmp_path / "c.npz", images=pixels, units=np.arange(3))
     refused(run(folder, "c.npz"), "units must be one number or name for each of images")
+
+
+def test_shards_in_a_folder_a_file_or_a_pattern(run: Run, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    write_shards(tmp_path / "shards" / "train", 7, per_shard=4)
+    rows = rows_of(run(folder, "shards"))
+    first, second = (f"shards/train/shard-00000{k}.tar" for k in (0, 1))
+    names = [f"{first}:0000{k}.png" for k in range(4)]
+    assert [row["file"] for row in rows] == names + [f"{second}:0000{k}.png" for k in (4, 5, 6)]
+    (tmp_path / "files").mkdir()
+    for k in range(7):
+        (tmp_path / "files" / f"{k}.png").write_bytes(image_bytes(k))
+    alone = rows_of(run(folder, "files"))
+    assert [row["probability"] for row in rows] == [row["probability"] for row in alone]
+    assert rows_of(run(folder, second)) == rows[4:]
+    assert rows_of(run(folder, "shards/train/shard-{000000..000001}.tar")) == rows
+    refused(run(folder, "shards/train/shard-{000000..000002}.tar"), "1 of the 3 shards", "000002")
+    refused(run(folder, "shards/none.tar"), "no file or folder")
+
+
+def test_shards_of_new_images_have_no_labels(run: Run, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    write_tar(tmp_path / "new.tar", {"./P1/a.png": image_bytes(0), "P2/a.b.png": image_bytes(1),
+                                     "P2/notes.txt": b"-"})  # fmt: skip
+    rows = rows_of(run(folder, "new.tar", "--unit-pattern", r"^(?P<unit>P\d)/"))
+    assert [row["file"] for row in rows] == ["new.tar:P1/a.png", "new.tar:P2/a.b.png"]
+    assert [row["unit"] for row in rows] == ["P1", "P2"]
+    labelled = {"a.png": image_bytes(0), "a.mask.png": image_bytes(1), "a.cls": b"0",
+                "b.png": b"no image"}  # fmt: skip
+    write_tar(tmp_path / "mixed" / "x.tar", labelled)
+    (tmp_path / "mixed" / "beside.png").write_bytes(image_bytes(2))
+    refused(run(folder, "mixed"), "mixed/x.tar:b.png cannot be read")
+    done = run(folder, "mixed", "--skip-unreadable")
+    assert [row["file"] for row in rows_of(done)] == ["mixed/beside.png", "mixed/x.tar:a.png"]
+    write_tar(tmp_path / "empty.tar", {"notes.txt": b"-"})
+    refused(run(folder, "empty.tar"), "hold no images")
+    (tmp_path / "cut.tar").write_bytes((tmp_path / "new.tar").read_bytes()[:700])
+    refused(run(folder, "cut.tar"), "cut short")
 
 
 @pytest.fixture

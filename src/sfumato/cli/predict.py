@@ -46,7 +46,8 @@ def predict(
     images: list[Path] = typer.Argument(
         ...,
         metavar="FILE|FOLDER...",
-        help="Images, DICOM and .npz files, tables of paths, folders that are searched for images.",
+        help="Images, DICOM and .npz files, tables of paths, tar shards, folders that are searched "
+        "for images.",
     ),
     format: Format = typer.Option(Format.csv, help="How to write predictions."),
     out: Path | None = typer.Option(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sfumato.data.decode import Header, Read, UnreadableError, read, read_header
 from sfumato.data.dicom_file import frame_header, read_frame
-from sfumato.data.image_files import Block, Frame
+from sfumato.data.image_files import Block, Frame, Span
 from sfumato.data.imageset import Array
 
 
@@ -131,8 +131,8 @@ def decode_block(block: Block, form: Form, write: Callable[[int, Array], None]) 
     return seen
 
 
-def read_content(content: Path | BytesIO | Frame, form: Form) -> Read:
-    """An image in a form, from a file, its bytes or a DICOM file.
+def read_content(content: Path | BytesIO | Frame | Span, form: Form) -> Read:
+    """An image in a form, from a file, its bytes, a DICOM file or a tar shard.
 
     Raises:
         UnreadableError: It cannot be decoded.
@@ -141,6 +141,8 @@ def read_content(content: Path | BytesIO | Frame, form: Form) -> Read:
         return read_frame(
             content, size=form.size, channels=form.channels, bits=form.bits, window=form.window
         )
+    if isinstance(content, Span):
+        content = content.content()
     return read(content, size=form.size, channels=form.channels, bits=form.bits)
 
 

@@ -31,6 +31,24 @@ class Frame(NamedTuple):
     number: int
 
 
+class Span(NamedTuple):
+    """One image in a tar shard: its first byte there, and its length."""
+
+    path: Path
+    first: int
+    length: int
+
+    def content(self) -> BytesIO:
+        """The bytes of the image.
+
+        Raises:
+            UserError: The shard cannot be read.
+        """
+        with shard_open(self.path) as shard:
+            shard.seek(self.first)
+            return BytesIO(shard.read(self.length))
+
+
 class Block(NamedTuple):
     """Images that one worker reads one after another.
 

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sfumato.data.decode import EXTENSIONS
 from sfumato.data.limits import bytes_in_words
@@ -66,25 +66,8 @@ def index_shard(path: str | os.PathLike[str]) -> ShardIndex:
             an image, or a key twice.
     """
     shard = Path(path)
-    pictures: list[tuple[str, str, Member]] = []
-    written: dict[str, dict[str, Member]] = {"cls": {}, "json": {}}
-    ignored: Counter[str] = Counter()
     with shard_open(shard) as file:
-        for member in members(shard, file):
-            folder, base = posixpath.split(member.path.removeprefix("./"))
-            if base.startswith(".") or folder.startswith("__MACOSX"):
-                continue
-            stem, _, ending = base.partition(".")
-            key, ending = posixpath.join(folder, stem), ending.lower()
-            if posixpath.splitext(base)[1].lower() in EXTENSIONS:
-                _check_length(shard, member, _LARGEST_IMAGE)
-                pictures.append((key, ending, member))
-            elif ending in written:
-                if key in written[ending]:
-                    raise _twice(shard, key, member.path)
-                written[ending][key] = member
-            else:
-                ignored[f".{ending}" if ending else "no extension"] += 1
+        pictures, written, ignored = _sorted_members(shard, file)
         # Beside a .cls file, .json is about something else.
         labels = {
             key: _label(shard, file, member, ending)
@@ -94,12 +77,63 @@ def index_shard(path: str | os.PathLike[str]) -> ShardIndex:
         }
     if labels:
         return _labelled(shard, pictures, labels, ignored)
-    return _in_folders(shard, [member for _, _, member in pictures], ignored)
+    return _in_folders(shard, [picture.member for picture in pictures], ignored)
+
+
+def images_in_shard(path: str | os.PathLike[str]) -> list[Member]:
+    """The images of a shard, with or without labels; other pictures of a labelled key are left out.
+
+    Raises:
+        UserError: the shard cannot be read.
+    """
+    shard = Path(path)
+    with shard_open(shard) as file:
+        pictures, written, _ = _sorted_members(shard, file)
+    labelled = any(written.values())
+    return [picture.member for picture in pictures if picture.counts or not labelled]
+
+
+class _Picture(NamedTuple):
+    """A picture in a shard, with its key and all endings of its name."""
+
+    key: str
+    ending: str
+    member: Member
+
+    @property
+    def counts(self) -> bool:
+        """Tell whether it is the image of its key, not another picture such as KEY.mask.png."""
+        return f".{self.ending}" in EXTENSIONS
+
+
+def _sorted_members(
+    shard: Path, file: BufferedReader
+) -> tuple[list[_Picture], dict[str, dict[str, Member]], Counter[str]]:
+    """The pictures of a shard, its label files by ending and key, and counts of the rest."""
+    pictures: list[_Picture] = []
+    written: dict[str, dict[str, Member]] = {"cls": {}, "json": {}}
+    ignored: Counter[str] = Counter()
+    for member in members(shard, file):
+        folder, base = posixpath.split(member.path.removeprefix("./"))
+        if base.startswith(".") or folder.startswith("__MACOSX"):
+            continue
+        stem, _, ending = base.partition(".")
+        key, ending = posixpath.join(folder, stem), ending.lower()
+        if posixpath.splitext(base)[1].lower() in EXTENSIONS:
+            _check_length(shard, member, _LARGEST_IMAGE)
+            pictures.append(_Picture(key, ending, member))
+        elif ending in written:
+            if key in written[ending]:
+                raise _twice(shard, key, member.path)
+            written[ending][key] = member
+        else:
+            ignored[f".{ending}" if ending else "no extension"] += 1
+    return pictures, written, ignored
 
 
 def _labelled(
     shard: Path,
-    pictures: list[tuple[str, str, Member]],
+    pictures: list[_Picture],
     labels: dict[str, int | str],
     ignored: Counter[str],
 ) -> ShardIndex:
@@ -109,8 +143,9 @@ def _labelled(
     index = ShardIndex("numbers" if kinds == {int} else "names")
     found: dict[str, int] = {}
     seen: set[str] = set()
-    for key, ending, member in pictures:
-        if f".{ending}" not in EXTENSIONS:  # Such as KEY.mask.png: another picture of the same.
+    for picture in pictures:
+        key, ending, member = picture
+        if not picture.counts:
             ignored[f".{ending}"] += 1
             continue
         if key in seen:

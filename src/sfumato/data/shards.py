@@ -50,6 +50,23 @@ def holds_shards(folder: Path) -> bool:
     return parts and any(_shards_in(folder / name) for name in names)
 
 
+def shard_files(given: Path) -> list[Path]:
+    """The tar files that a folder of shards, a file or a pattern names, whatever their part.
+
+    Raises:
+        UserError: one does not exist, or the folder cannot be read.
+    """
+    if not given.is_dir():
+        return _expanded(str(given))
+    folders = [given, *(given / name for name in subfolders(given))]
+    return [path for folder in folders for path in _shards_in(folder)]
+
+
+def is_shard(path: Path) -> bool:
+    """Tell whether a file is a tar file by its name."""
+    return path.suffix.lower() == _ENDING
+
+
 def list_shards(given: Path, *, cache: Path | None = None) -> Listing:
     """Find the classes and images of tar shards, and their own split into parts if they have one.
 
