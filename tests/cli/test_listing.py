@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 
 import pytest
@@ -128,3 +130,15 @@ def test_sentences_wrap_and_commands_do_not() -> None:
     assert max(map(len, wrapped(sentence, 40).splitlines())) <= 40
     for line in (f"Go on with: sfumato train --resume {'a' * 60}", f"  {sentence}"):
         assert wrapped(line, 40) == line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes")
+@pytest.mark.parametrize("words", [["models"], ["--version"]])
+def test_a_pipe_that_nobody_reads_is_no_traceback(words: list[str]) -> None:
+    """As `sfumato models | head -1` has it, but closed before the first line."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "sfumato", *words]
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, b"")
