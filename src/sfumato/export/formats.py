@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
+from sfumato.export.accurate_norms import with_accurate_norms
 from sfumato.export.program import INPUT, OUTPUT, Program
 
 DETAILS = "sfumato.json"
@@ -98,9 +99,10 @@ def _exported(program: Program, example: Tensor) -> torch.export.ExportedProgram
 
 def _write_onnx(program: Program, example: Tensor, details: str, opset: int) -> bytes:
     with _quietly():
+        graph = with_accurate_norms(_exported(program, example))
         made = torch.onnx.export(
-            _exported(program, example), input_names=[INPUT], output_names=[OUTPUT],
-            opset_version=opset, dynamic_shapes={INPUT: {0: "batch"}}, dynamo=True, verbose=False,
+            graph, input_names=[INPUT], output_names=[OUTPUT], opset_version=opset,
+            dynamic_shapes={INPUT: {0: "batch"}}, dynamo=True, verbose=False,
         )  # fmt: skip
         assert made is not None
         proto: Any = made.model_proto
