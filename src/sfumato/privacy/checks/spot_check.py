@@ -41,6 +41,10 @@ KINDS = ("copies", "zeros", "random", "alone")
 _FEW = 2
 """Number of examples that run alone, and that are compared among random ones."""
 
+_MANY = 16
+_NUMBERS = 2**26
+"""Number of examples that run alone before a statement, and the most numbers in their gradients."""
+
 _CANCELLED = 100.0
 """Rounding errors of cancelled terms that may be left in the gradient of an example."""
 
@@ -136,8 +140,12 @@ class SpotCheck:
             UserError: One example reached another.
         """
         check_inputs(x, y, engine.views)
+        # An example among its own copies stands for one alone, where the pass is compiled.
+        kinds = KINDS if engine.precision_for(x) is None else (*KINDS, *("single",) * _MANY)
+        trained = sum(p.numel() for p in engine.trainable.values())
+        alone = max(_FEW, min(_MANY, _NUMBERS // max(1, trained)))
         with explained(engine.objective, x, y), undisturbed(engine.model, engine.loss):
-            _checked(engine, x.clone(), y, KINDS)
+            _checked(engine, x.clone(), y, kinds, alone)
 
     def _kinds(self) -> tuple[str, ...]:
         """The replacements to try on this batch: all, one, or mostly none."""
@@ -163,10 +171,19 @@ def same_among_others(run: Callable[[Tensor], Tensor], x: Tensor, found: Tensor)
     return True
 
 
-def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> PerExampleGradients:
+def _checked(
+    engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str], few: int = _FEW
+) -> PerExampleGradients:
     """The gradients of a batch, after those of the same batch with other examples in it.
 
     The batch itself runs last: a captured graph overwrites the gradients of the pass before.
+
+    Args:
+        engine: The engine.
+        x: Inputs.
+        y: Targets.
+        kinds: Replacements to try.
+        few: Number of examples that run alone.
     """
     engine.settle(x, y)
     given = x.clone()  # A model may change its inputs in place.
@@ -177,12 +194,14 @@ def _checked(engine: PerExample, x: Tensor, y: Tensor, kinds: Sequence[str]) -> 
     try:
         for kind in kinds:
             if kind == "alone":
-                alone = _alone(engine, given, y)
+                alone = _alone(engine, given, y, few)
                 # A model that draws random numbers draws others for an example alone.
                 alone = alone if drawn.same(RandomState(engine.model)) else None
                 drawn.put_back()
                 continue
-            looked_at = _few(len(y)) if kind == "random" else picks
+            looked_at = picks
+            if kind in ("random", "single"):
+                looked_at = _few(len(y), 1 if kind == "single" else _FEW)
             picks = ~picks
             if (shown := _among(engine, given, y, looked_at, kind, kept)) is not None:
                 replaced.append((looked_at, shown))
@@ -216,10 +235,10 @@ def _half(examples: int) -> Tensor:
     return mask
 
 
-def _few(examples: int) -> Tensor:
+def _few(examples: int, count: int) -> Tensor:
     """A few random examples, never all, as a mask."""
     mask = torch.zeros(examples, dtype=torch.bool)
-    mask[_order(examples)[: min(_FEW, examples - 1)]] = True
+    mask[_order(examples)[: min(count, examples - 1)]] = True
     return mask
 
 
@@ -277,7 +296,7 @@ class _Alone:
     gradients: Gradients
 
 
-def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
+def _alone(engine: PerExample, x: Tensor, y: Tensor, few: int) -> _Alone | None:
     """The gradients of a few examples that run alone, from the state in which the batch will run.
 
     None for a compiled pass, whose precision is lower than its reference's, and where the examples
@@ -285,7 +304,7 @@ def _alone(engine: PerExample, x: Tensor, y: Tensor) -> _Alone | None:
     """
     if engine.precision_for(x) is not None or engine.method == "loop" or not engine.trainable:
         return None
-    picks, views = torch.tensor(_order(len(y))[:_FEW]), engine.views
+    picks, views = torch.tensor(_order(len(y))[:few]), engine.views
     rows = x[(picks.unsqueeze(1) * views + torch.arange(views)).flatten().to(x.device)]
     targets = y[picks.to(y.device)]
     with full_precision(x.device):
