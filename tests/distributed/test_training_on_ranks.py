@@ -127,6 +127,14 @@ def unlike(kind: str, folder: Path, few: Path) -> None:
         recipe = tiny(Path("./few.npz"))
     if other and kind == "bug":
         Loop.take_step = lambda *_: 1 / 0  # type: ignore[assignment,method-assign]
+    if other and kind == "later":
+        step = Loop.take_step
+
+        def changed(loop: Loop) -> Any:
+            loop.common = {**loop.common, "training set": "another"}
+            return step(loop)
+
+        Loop.take_step = changed  # type: ignore[assignment,method-assign]
     train(recipe, out=folder, device="cpu")
 
 
@@ -139,6 +147,7 @@ def unlike(kind: str, folder: Path, few: Path) -> None:
         ("data", "Rank 1 of 2 has another training set than rank 0"),
         ("unreadable", "Rank 1 of 2: There is no data set and no file"),
         ("bug", "Rank 1 of 2: ZeroDivisionError: division by zero"),
+        ("later", "Rank 1 of 2 has another training set than rank 0 (another instead of"),
     ],
 )
 def test_ranks_that_differ_are_refused_on_all(
@@ -150,7 +159,7 @@ def test_ranks_that_differ_are_refused_on_all(
     assert isinstance(other, Failed)
     assert time.monotonic() - began < 30
     # Rank 0 has recorded the step that another rank then failed in.
-    assert (tmp_path / "run").exists() == (kind == "bug")
+    assert (tmp_path / "run").exists() == (kind in ("bug", "later"))
 
 
 def order_of_reading(folder: Path) -> list[float]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -68,6 +69,7 @@ class Loop:
     physical_batch: int
     reporter: Reporter
     canary_plan: CanaryPlan | None = None
+    common: Mapping[str, str] = field(default_factory=dict)
     step: int = 0
     not_finite: int = 0
     saved: int = 0
@@ -217,7 +219,8 @@ class Loop:
             due = self.step % every == 0 if every else now - saved > _CHECKPOINT_SECONDS
             # A step this long is not waited for when the run is asked to stop.
             due = due or now - before > GRACE
-            told = self.ranks.exchange([stop.signal or 0, due])
+            # Before the next release: all ranks still have the same recipe and data.
+            told = self.ranks.agree(self.common, [stop.signal or 0, due])
             if signal := max(asked for asked, _ in told):
                 self.save()
                 raise Stopped(self.folder, self.step, signal)

@@ -138,7 +138,7 @@ def train(
     )  # fmt: skip
     physical = ranks.from_leader(physical)
     header = ledger_header(recipe, plan, own_data, randomness, physical, origin, canaries)
-    check_data(ranks, header["data"], model)
+    common = check_data(ranks, recipe, header["data"], model)
     header |= {"noise": noise_from(where)}
     if recipe.model.name.startswith(GIVEN):
         header |= {"initial": weights_digest(model)}
@@ -153,7 +153,7 @@ def train(
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
             Metrics(own and own / run_folder.METRICS, clock=recipe.exact_metrics),
-            folder, physical, reporter, canaries,
+            folder, physical, reporter, canaries, common,
         )  # fmt: skip
         return _go(loop)
 
@@ -307,14 +307,14 @@ def _resume(
                 f"The model given has other initial weights than {folder} began with, and no "
                 "checkpoint was written yet. Give it as it was, or start a new run."
             )
-        check_data(ranks, expected["data"], model)
+        common = check_data(ranks, recipe, expected["data"], model)
         if state is not None:
             physical = int(state.number("physical_batch"))
         file = folder / run_folder.METRICS if ledger else None
         loop = Loop(
             recipe, plan, dataset, model, where, randomness, ledger,
             Metrics(file, upto=done, clock=recipe.exact_metrics), folder, physical, reporter,
-            canaries,
+            canaries, common,
         )  # fmt: skip
         if state is not None:
             with checkpoint.explained(state, folder):

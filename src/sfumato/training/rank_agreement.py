@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable
 
@@ -47,16 +49,24 @@ def load_in_turns(ranks: Ranks, read: Callable[[], Dataset]) -> Dataset:
     return read() if found is None else found
 
 
-def check_data(ranks: Ranks, data: str, model: nn.Module) -> None:
+def check_data(ranks: Ranks, recipe: Recipe, data: str, model: nn.Module) -> dict[str, str]:
     """Refuse to train on ranks with different training data or initial weights.
 
     Args:
         ranks: The ranks.
+        recipe: The recipe as this rank has it.
         data: Tag of the training data of this rank.
         model: The model as this rank has it.
+
+    Returns:
+        Digests of recipe and training data, for ranks to compare before every further release.
     """
-    if ranks.size > 1:
-        ranks.agree({"training set": data[:16], "initial model": weights_digest(model)[:16]})
+    if ranks.size == 1:
+        return {}
+    written = json.dumps(recipe.to_dict(), sort_keys=True, default=str).encode()
+    common = {"recipe": hashlib.sha256(written).hexdigest()[:16], "training set": data[:16]}
+    ranks.agree(common | {"initial model": weights_digest(model)[:16]})
+    return common
 
 
 def randomness_from_leader(ranks: Ranks, own: Randomness | None) -> Randomness:
