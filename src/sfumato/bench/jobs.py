@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -103,9 +104,17 @@ def _signal(process: BaseProcess, number: signal.Signals) -> None:
             return send(process.pid, number)
 
 
+def _end_with(parent: int) -> None:
+    """End this process group once the process that started it has ended, killed perhaps."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
 def _process(connection: Connection, work: Work) -> None:
     """Do tasks until there are no more, in a process group with all processes that they start."""
     os.setsid()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
     @contextlib.contextmanager
     def alone() -> Iterator[None]:
