@@ -10,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+from sfumato.cli import clock
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
 from sfumato.training import run_folder
@@ -37,6 +38,7 @@ def together(gpus: str | None, device: str) -> Iterator[None]:
     if not started and gpus is not None:
         count = launch.count_gpus(gpus, device)
         if count > 1:
+            clock.hand_on()
             raise typer.Exit(launch.start(count, sys.argv[1:]))
         yield
         return
