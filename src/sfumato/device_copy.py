@@ -13,5 +13,5 @@ def to_device(tensor: Tensor, device: str | torch.device) -> Tensor:
     nothing to do while the host prepares what comes next.
     """
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
