@@ -11,7 +11,7 @@ import typer
 
 from sfumato.cli.example_count import DATA, examples_of
 from sfumato.cli.terminal import Terminal, echo
-from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN
+from sfumato.cli.unit_options import COLUMNS, UNIT, UNIT_PATTERN
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from sfumato.cli.terminal import echo
-from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN, columns_of
+from sfumato.cli.unit_options import COLUMNS, UNIT, UNIT_PATTERN, columns_of
 
 _ROOT = typer.Option(None, "--data-root", help="Look here first for a named data set.")
 
@@ -27,7 +27,7 @@ def list_sets(data_root: Path | None = _ROOT) -> None:
     """List the data sets known by name and where they were found."""
     from rich.table import Table
 
-    from sfumato.cli.listing import show as show_table
+    from sfumato.cli.name_table import show as show_table
     from sfumato.data import locate
     from sfumato.data.catalogue import CATALOGUE, DRAWN
 
@@ -111,7 +111,7 @@ def show(
 
 def _show_drawn(channels: int, picture: Path | None) -> None:
     from sfumato.data.catalogue import DRAWN, check_channels
-    from sfumato.data.pairs import samples
+    from sfumato.data.contrastive_views import samples
     from sfumato.data.sample_sheet import save_sheet
 
     check_channels(channels)

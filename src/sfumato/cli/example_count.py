@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from sfumato.cli.terminal import echo
-from sfumato.cli.units import columns_of
+from sfumato.cli.unit_options import columns_of
 from sfumato.errors import UserError, nearest
 from sfumato.text import DATA_FILES
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato.cli.terminal import Terminal, echo
-from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN, columns_of
+from sfumato.cli.unit_options import COLUMNS, UNIT, UNIT_PATTERN, columns_of
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
 from sfumato.io import new_file

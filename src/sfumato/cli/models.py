@@ -32,7 +32,7 @@ def list_models() -> None:
     from rich.table import Table
 
     from sfumato import models
-    from sfumato.cli.listing import show as show_table
+    from sfumato.cli.name_table import show as show_table
 
     torch.set_num_threads(1)
     table = Table(box=None, pad_edge=False)

@@ -16,8 +16,8 @@ import typer
 from sfumato.cli.example_count import DATA, examples_of
 from sfumato.cli.plan_picture import draw, short
 from sfumato.cli.terminal import Terminal, echo
-from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN
-from sfumato.distributed.cost import Cost
+from sfumato.cli.unit_options import COLUMNS, UNIT, UNIT_PATTERN
+from sfumato.distributed.step_cost import Cost
 from sfumato.errors import UserError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import typer
 
 from sfumato.cli.terminal import echo
 from sfumato.cli.trust import TRUST_CODE
-from sfumato.cli.units import COLUMNS, UNIT_PATTERN, columns_of
+from sfumato.cli.unit_options import COLUMNS, UNIT_PATTERN, columns_of
 from sfumato.errors import UserError
 from sfumato.interrupted_import import load_pytorch
 from sfumato.io import new_file

@@ -30,7 +30,7 @@ def list_recipes() -> None:
     from rich.text import Text
 
     from sfumato import recipes
-    from sfumato.cli.listing import show as show_table
+    from sfumato.cli.name_table import show as show_table
 
     console = Terminal()
     found = {name: recipes.find(name) for name in sorted(recipes.packaged(), key=_place)}

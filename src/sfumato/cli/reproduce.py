@@ -197,7 +197,7 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sfumato.cli.listing import show as show_table
+    from sfumato.cli.name_table import show as show_table
     from sfumato.reproduce import results_file
     from sfumato.reproduce.rows import PAPERS
     from sfumato.reproduce.tables import summary, verdict

@@ -16,7 +16,7 @@ from sfumato.cli.models import BATCHNORM_TO
 from sfumato.cli.processes import GPUS, restarted, together
 from sfumato.cli.trust import TRUST_CODE, again
 from sfumato.cli.trust import named as named_code
-from sfumato.cli.units import COLUMNS, UNIT, UNIT_PATTERN, columns_of
+from sfumato.cli.unit_options import COLUMNS, UNIT, UNIT_PATTERN, columns_of
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
 from sfumato.text import QUICK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sfumato.nn.activations import Activation, TemperedSigmoid, activation, activation_names
 from sfumato.nn.batchnorm import batchnorm_to_groupnorm
-from sfumato.nn.init import Init, initialise
+from sfumato.nn.initialisation import Init, initialise
 from sfumato.nn.norms import (
     Norm,
     NormOrder,

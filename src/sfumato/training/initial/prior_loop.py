@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import models
-from sfumato.data import dead_leaves, pairs
+from sfumato.data import contrastive_views, dead_leaves
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
 from sfumato.privacy.numerics.randomness import Randomness
@@ -198,7 +198,7 @@ class Prior:
     def _numbers(self, step: int, purpose: str) -> Tensor:
         """The random numbers of two views of each image of a batch."""
         return torch.rand(
-            (2 * self.batch, pairs.NUMBERS),
+            (2 * self.batch, contrastive_views.NUMBERS),
             generator=self.randomness.generator(step, purpose, self.device),
             device=self.device,
         )
@@ -206,7 +206,8 @@ class Prior:
     def _compare(self, images: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy of matching the two views of each image."""
         twice = torch.cat([images, images]).float() / 255
-        views = (pairs.change(twice, numbers, size=self.size) - dead_leaves.MEAN) / dead_leaves.STD
+        views = contrastive_views.change(twice, numbers, size=self.size)
+        views = (views - dead_leaves.MEAN) / dead_leaves.STD
         views = views.contiguous(memory_format=self.memory_format)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.narrow):
             features = self.model(views)

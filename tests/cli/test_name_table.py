@@ -12,7 +12,7 @@ from cli_result import Run
 from rich.table import Table
 
 from sfumato import models, recipes
-from sfumato.cli.listing import show
+from sfumato.cli.name_table import show
 from sfumato.cli.terminal import wrapped
 from sfumato.data.catalogue import CATALOGUE
 from sfumato.reproduce.rows import PAPERS
