@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from sfumato.models import Code, GivenModel
-    from sfumato.training.canaries import AuditSettings
+    from sfumato.training.canary_plan import AuditSettings
     from sfumato.training.reporter import Reporter
 
 _ARGUMENTS = {
@@ -172,7 +172,7 @@ def audit(
     Raises:
         UserError: If the run cannot be made, or cannot be audited so; a sentence says why.
     """
-    from sfumato.training.canaries import AuditSettings
+    from sfumato.training.canary_plan import AuditSettings
 
     return _trained(
         data, model=model, epsilon=epsilon, delta=delta, recipe=recipe, seed=seed, out=out,

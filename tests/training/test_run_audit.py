@@ -17,7 +17,7 @@ from sfumato.privacy.accounting.accountants import epsilon
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.run import Run
 from sfumato.training import run_audit, run_folder
-from sfumato.training.canaries import SCORES, CanaryPlan
+from sfumato.training.canary_plan import SCORES, CanaryPlan
 from sfumato.training.reporter import Progress, Silent
 from thinning import with_slow
 from tiny_run import TINY

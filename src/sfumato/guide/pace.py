@@ -14,7 +14,7 @@ from sfumato.recipe import Recipe
 from sfumato.training import setup
 from sfumato.training.drawn_images import images_at_once
 from sfumato.training.initial.frozen_features import features_apply
-from sfumato.training.pace import ENGINE, seconds_for
+from sfumato.training.time_estimate import ENGINE, seconds_for
 
 _CHECKS = 300
 """Views that take as long as the checks before the first step, from a few measurements."""

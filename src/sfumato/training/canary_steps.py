@@ -12,7 +12,7 @@ from torch import Tensor
 from sfumato.memory import BatchSize
 from sfumato.privacy.audit.canaries import Canaries
 from sfumato.privacy.clipping import ClippingRule
-from sfumato.training.canaries import CanaryPlan
+from sfumato.training.canary_plan import CanaryPlan
 
 if TYPE_CHECKING:
     from sfumato.training.loop import Loop

@@ -9,7 +9,7 @@ from sfumato.privacy.accounting.exposure import steps_to_list
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.training import run_folder
-from sfumato.training.canaries import CanaryPlan
+from sfumato.training.canary_plan import CanaryPlan
 from sfumato.training.initial.start import Origin
 from sfumato.training.recipe_data import data_tag
 from sfumato.training.setup import Plan

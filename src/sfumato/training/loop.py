@@ -37,7 +37,7 @@ from sfumato.training import (
 )
 from sfumato.training.averaging import Average
 from sfumato.training.balance import Balance
-from sfumato.training.canaries import CanaryPlan
+from sfumato.training.canary_plan import CanaryPlan
 from sfumato.training.class_weights import loss_of
 from sfumato.training.draw_feed import DrawFeed
 from sfumato.training.drawn_images import UnitImages

@@ -19,8 +19,8 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
-from sfumato.training import checkpoint, devices, pace, run_folder, setup, snapshots
-from sfumato.training.canaries import AuditSettings, CanaryPlan
+from sfumato.training import checkpoint, devices, run_folder, setup, snapshots, time_estimate
+from sfumato.training.canary_plan import AuditSettings, CanaryPlan
 from sfumato.training.classifier import weights_digest
 from sfumato.training.drawn_images import images_at_once
 from sfumato.training.initial import parameters, prior, start
@@ -122,7 +122,7 @@ def train(
     remarks = setup.check_methods(recipe, plan, dataset, model)
     # Ranks would have to agree, and measure different times.
     if (where.type, ranks.size) == ("cpu", 1) and (
-        instead := pace.in_time(recipe, plan, dataset, model, reporter, quick)
+        instead := time_estimate.in_time(recipe, plan, dataset, model, reporter, quick)
     ):
         return train(
             instead, data=data, out=out, root=root, device=device, reporter=reporter,

@@ -20,7 +20,7 @@ from sfumato.privacy.audit.pairs import Array, History
 from sfumato.privacy.audit.result import AuditResult, judge
 from sfumato.privacy.statement import downwards, upwards
 from sfumato.training import run_folder
-from sfumato.training.canaries import SCORES
+from sfumato.training.canary_plan import SCORES
 from sfumato.training.loop import Loop
 
 _POINTS = 500

@@ -15,7 +15,7 @@ from sfumato.data import Views
 from sfumato.data.augment import Augment
 from sfumato.recipes.choice import quick_choice
 from sfumato.text import QUICK
-from sfumato.training import pace, setup
+from sfumato.training import setup, time_estimate
 from sfumato.training.pipeline import train
 from sfumato.training.recipe_data import dataset_of
 from sfumato.training.reporter import Silent
@@ -33,10 +33,10 @@ class Listening(Silent):
 
 def test_what_takes_minutes_is_advised() -> None:
     chosen = recipes.for_data("my scans")
-    assert pace.about_time(9000.0) == "Estimated time on this CPU: 2.5 h."
-    words = pace.advice(chosen)
+    assert time_estimate.about_time(9000.0) == "Estimated time on this CPU: 2.5 h."
+    words = time_estimate.advice(chosen)
     assert words.splitlines()[-1] == "  sfumato train last-layer --data 'my scans' --epsilon 8"
-    assert "sfumato train images --data 'my scans' --epsilon 8" in pace.exchanged(chosen)
+    assert "sfumato train images --data 'my scans' --epsilon 8" in time_estimate.exchanged(chosen)
     last = recipes.find("last-layer")
     assert last.start.train == ["head"] and last.start.source == "dead-leaves"
     for quick in map(recipes.find, (QUICK, "wavelets")):
@@ -79,11 +79,11 @@ def test_the_estimate_grows_with_the_work() -> None:
     data = dataset_of(chosen.data)
     plan = setup.plan(chosen, data.train.examples)
     once = 0.01 * (len(data.train) + len(data.test))
-    found = pace.seconds_on_cpu(Sleeps(), plan, data, setup.views(chosen))
+    found = time_estimate.seconds_on_cpu(Sleeps(), plan, data, setup.views(chosen))
     assert once <= found <= 10 * once, "all but the last layer run once for each image"
     flipped = Views(augment=Augment(flip=True), count=2)
     always = 0.01 * 1000 * 100 * 2
-    assert always <= pace.seconds_on_cpu(Sleeps(), plan, data, flipped) <= 10 * always
+    assert always <= time_estimate.seconds_on_cpu(Sleeps(), plan, data, flipped) <= 10 * always
 
 
 def test_a_run_that_takes_hours_is_exchanged_for_a_quick_one(
@@ -95,8 +95,8 @@ def test_a_run_that_takes_hours_is_exchanged_for_a_quick_one(
         for number in range(12):
             grey = Image.fromarray(rng.integers(0, 255, (8, 8)).astype(np.uint8))
             grey.save(tmp_path / "scans" / label / f"{number}.png")
-    monkeypatch.setattr(pace, "LONG", 0.0)
-    monkeypatch.setattr(pace, "SHORT", 0.0)
+    monkeypatch.setattr(time_estimate, "LONG", 0.0)
+    monkeypatch.setattr(time_estimate, "SHORT", 0.0)
     watching = Listening()
     folder = str(tmp_path / "scans")
     chosen = recipes.for_data(folder, {"model.name": "tanh-cnn"})
