@@ -11,7 +11,7 @@ from sfumato.errors import UserError
 from sfumato.models import create, summary_of
 from sfumato.models.convnext import convnext
 from sfumato.privacy.per_example import PerExample
-from sfumato.privacy.verify.report import verify
+from sfumato.privacy.verify.verification import verify
 
 SMALL = {
     "classes": 4, "channels": 3, "size": (8, 8), "widths": (4, 8, 12, 16), "blocks": (1, 1, 2, 1),

@@ -9,7 +9,7 @@ from sfumato import models
 from sfumato.privacy.checks.agreement import errors
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.per_example import PerExample
-from sfumato.privacy.verify.report import verify
+from sfumato.privacy.verify.verification import verify
 from thinning import with_slow
 
 QUICK = ("tanh-cnn", "papernot-1", "wrn-10-1")

@@ -13,7 +13,7 @@ from sfumato import nn as layers
 from sfumato.errors import UserError
 from sfumato.models import create, summary, summary_of
 from sfumato.models.vit import vit
-from sfumato.privacy.verify.report import verify
+from sfumato.privacy.verify.verification import verify
 
 SMALL = {"classes": 4, "channels": 3, "size": (8, 8), "width": 16, "heads": 2, "depth": 2}
 

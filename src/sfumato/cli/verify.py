@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sfumato.privacy.per_example import Path
-    from sfumato.privacy.verify.report import Report
+    from sfumato.privacy.verify.verification import Report
 
 _ROWS = 24
 """Longer tables are shortened."""
@@ -153,10 +153,10 @@ def _run(
 ) -> Report:
     from rich.text import Text
 
-    from sfumato.privacy.verify import report as engine
+    from sfumato.privacy.verify import verification
 
     if not console.is_terminal:
-        return engine.verify(
+        return verification.verify(
             model,
             input_shape=shape,
             classes=classes,
@@ -165,7 +165,7 @@ def _run(
             tell=lambda stage: echo(f"checking {stage}", err=True),
         )
     with console.status("checking") as status:
-        return engine.verify(
+        return verification.verify(
             model,
             input_shape=shape,
             classes=classes,

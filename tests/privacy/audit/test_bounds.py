@@ -12,8 +12,8 @@ from scipy import special, stats
 
 from sfumato.privacy.accounting.accountants import Step, delta_for, epsilon
 from sfumato.privacy.audit import f_dp, one_run, order_statistics
+from sfumato.privacy.audit.lower_bound import epsilon_bound, largest_rejected
 from sfumato.privacy.audit.pairs import Array, Gaussian, History, Pair, family_of
-from sfumato.privacy.audit.search import epsilon_bound, largest_rejected
 
 HALF = History((Step(0.5, 1.0),))
 MANY = History((Step(0.02, 1.5, 2000),))

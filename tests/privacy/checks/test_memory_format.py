@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sfumato import models
 from sfumato.privacy.checks import memory_format
-from sfumato.privacy.verify.report import verify
+from sfumato.privacy.verify.verification import verify
 
 
 class _Faulty(torch.autograd.Function):

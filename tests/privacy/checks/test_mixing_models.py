@@ -11,7 +11,7 @@ from torch import nn
 from sfumato.errors import UserError
 from sfumato.privacy import PerExample
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
-from sfumato.privacy.verify.report import verify
+from sfumato.privacy.verify.verification import verify
 from thinning import one_in
 
 

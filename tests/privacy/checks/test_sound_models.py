@@ -6,7 +6,7 @@ import pytest
 import torch
 from sound_models import CLASSES, SOUND
 
-from sfumato.privacy.verify.report import verify
+from sfumato.privacy.verify.verification import verify
 from thinning import one_in
 
 SLOWER = {

@@ -23,8 +23,8 @@ from dp_accounting import get_sigma_gaussian
 from sfumato.errors import UserError
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import AccountantName, Step
+from sfumato.privacy.accounting.integer_search import Events, Search
 from sfumato.privacy.accounting.noise_schedule import NoiseSchedule
-from sfumato.privacy.accounting.search import Events, Search
 from sfumato.privacy.accounting.selection import Selection
 from sfumato.privacy.accounting.spending import Spending
 

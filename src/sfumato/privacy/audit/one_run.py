@@ -13,7 +13,7 @@ import math
 import numpy as np
 from scipy import special, stats
 
-from sfumato.privacy.audit.search import largest_rejected
+from sfumato.privacy.audit.lower_bound import largest_rejected
 
 
 def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:

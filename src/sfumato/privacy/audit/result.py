@@ -14,8 +14,8 @@ from sfumato.discrimination import auroc
 from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon, merge
 from sfumato.privacy.audit import f_dp, one_run, order_statistics
+from sfumato.privacy.audit.lower_bound import epsilon_bound
 from sfumato.privacy.audit.pairs import Array, History
-from sfumato.privacy.audit.search import epsilon_bound
 
 CONFIDENCE = 0.95
 SHARE = 5

@@ -97,7 +97,7 @@ def refuse_mixing_layers(model: nn.Module) -> None:
     Guarantee: A model that passes contains no BatchNorm that uses the statistics of a batch, and no
     layer of PyTorch's that keeps statistics of the data or writes into its own weights. What a
     model's own code does is checked by `PerExample` before the first batch, and in more detail by
-    `sfumato.privacy.verify.report`.
+    `sfumato.privacy.verify.verification`.
     """
     found = mixing_layers(model)
     if found:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from sfumato._lazy import lazy
 
 if TYPE_CHECKING:
-    from sfumato.privacy.verify.report import Check, ParameterError, Report, verify
+    from sfumato.privacy.verify.verification import Check, ParameterError, Report, verify
 
 __all__ = ["Check", "ParameterError", "Report", "verify"]
 
-__getattr__, __dir__ = lazy(__name__, {"report": __all__})
+__getattr__, __dir__ = lazy(__name__, {"verification": __all__})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.privacy.clipping import Flat
 from sfumato.privacy.numerics.model_state import Snapshot
-from sfumato.privacy.verify.report import verify
+from sfumato.privacy.verify.verification import verify
 
 
 def small() -> nn.Module:
