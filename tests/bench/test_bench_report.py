@@ -9,7 +9,7 @@ import pytest
 from bench_fakes import gpu_record, measured
 from PIL import Image
 
-from sfumato.bench import picture, render, table
+from sfumato.bench import picture, record_tables, render
 from sfumato.bench.cases import Case, scaling
 from sfumato.bench.measurement import Measurement
 from sfumato.bench.targets import ratio, verdicts
@@ -33,7 +33,7 @@ def test_a_target_that_is_missed_is_said_to_be() -> None:
     found = {v.claim: v for v in verdicts(record)}
     room = found["wrn-16-4, K = 16, B = 4096: peak memory in GiB"]
     assert (room.found, room.word) == (17, "missed")
-    assert "| 2048 x 32 |" in table.measurements_markdown(record.measurements)
+    assert "| 2048 x 32 |" in record_tables.measurements_markdown(record.measurements)
     assert found["wrn-16-4, K = 1: views/s of not private"].word == "missed"
     assert found["wrn-16-4, K = 16: views/s of not private"].word == "met"
     best = found["wrn-16-4, K = 1: views/s over Opacus ghost"]
@@ -42,7 +42,7 @@ def test_a_target_that_is_missed_is_said_to_be() -> None:
     assert (memory.found, memory.word) == (1.75, "missed")
     jax = found["wrn-16-4, K = 16: views/s over JAX-Privacy's (33,900 views/s)"]
     assert jax.found == pytest.approx(96 / 33.9)
-    assert "| **missed** |" in table.verdicts_markdown(list(found.values()))
+    assert "| **missed** |" in record_tables.verdicts_markdown(list(found.values()))
 
 
 def test_the_fixed_number_of_a_peer_counts_on_its_own_gpu_only() -> None:
@@ -74,13 +74,13 @@ def test_shares_are_of_the_faster_baseline_in_the_same_case() -> None:
         measured("sfumato", WRN16, 60.0),
         Measurement("vmap", WRN, reason="out of memory"),
     ]
-    rows = table.rows(found)
-    share = table.COLUMNS.index("of not private")
-    assert [row[share] for row in rows] == ["0.50", "1.00", "0.60", table.NONE]
-    assert table.missing(found) == ["torch.func vmap not measured on wrn-16-4 (K = 1): "
+    rows = record_tables.rows(found)
+    share = record_tables.COLUMNS.index("of not private")
+    assert [row[share] for row in rows] == ["0.50", "1.00", "0.60", record_tables.NONE]
+    assert record_tables.missing(found) == ["torch.func vmap not measured on wrn-16-4 (K = 1): "
                                     "out of memory."]  # fmt: skip
-    assert "out of memory" in table.line(found[-1], None)
-    assert "0.60 of not private" in table.line(found[2], found[1])
+    assert "out of memory" in record_tables.line(found[-1], None)
+    assert "0.60 of not private" in record_tables.line(found[2], found[1])
 
 
 def test_steps_that_took_turns_are_compared_turn_by_turn() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sfumato import UserError, export, models
-from sfumato.export import agreement, formats
+from sfumato.export import comparison, formats
 from sfumato.export.details import details
 from sfumato.export.formats import DETAILS, FORMATS
 from sfumato.export.program import Program
@@ -50,10 +50,10 @@ def check(classifier: Classifier, format: str, opset: int = formats.OPSET) -> by
     content = FORMATS[format].write(
         Program(classifier), torch.rand(2, d.channels, *d.size), "{}", opset
     )
-    images, held_out = agreement.compared_images(d, None)
+    images, held_out = comparison.compared_images(d, None)
     assert len(images) == 100 and held_out == 0
     runner = FORMATS[format].read(content)
-    assert agreement.largest_difference(classifier, runner, images) <= 1e-5
+    assert comparison.largest_difference(classifier, runner, images) <= 1e-5
     ratio = runner(images[:10]) / classifier.predict(images[:10])
     assert float(ratio.log().abs().max()) <= 1e-4
     return content
@@ -185,7 +185,7 @@ def test_few_test_images_are_made_up_for(tmp_path: Path) -> None:
 
     d = classifier_of("tanh-cnn").description
     pixels = np.full((3, 1, 28, 28), 51, dtype=np.uint8)
-    images, count = agreement.compared_images(d, ImageSet(pixels, np.zeros(3, dtype=np.int64)))
+    images, count = comparison.compared_images(d, ImageSet(pixels, np.zeros(3, dtype=np.int64)))
     assert images.shape == (100, 1, 28, 28) and count == 3
     assert torch.equal(images[:3], torch.full((3, 1, 28, 28), 0.2))
     assert float(images.min()) >= 0 and float(images.max()) <= 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sfumato.kernels import operators, warming
+from sfumato.kernels import custom_operators, warming
 from sfumato.kernels.warming import Ahead, compile_ahead, launch
 
 CUDA = torch.device("cuda", 0)
@@ -88,9 +88,9 @@ def test_what_is_compiled_is_what_is_launched(
         d = torch.empty(examples * views, 40, 4, 4, dtype=torch.bfloat16, device=device)
         direction = torch.empty(40, 3, 3, 19, device=device) if directed else None
         scales = torch.empty(40, device=device) if directed else None
-        operators._gradients_on_cuda(x, d, direction, geometry, views, keep)
-        operators._sum_on_cuda(x, d, torch.empty(examples, device=device), geometry, views)
-        operators._ghost_on_cuda(x, d, scales, geometry, views)
+        custom_operators._gradients_on_cuda(x, d, direction, geometry, views, keep)
+        custom_operators._sum_on_cuda(x, d, torch.empty(examples, device=device), geometry, views)
+        custom_operators._ghost_on_cuda(x, d, scales, geometry, views)
     for recorder in recorders.values():
         [(arguments, grid, options)] = recorder.launched
         likes = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in arguments)
@@ -111,7 +111,7 @@ def test_what_is_traced_for_a_gpu_is_compiled(monkeypatch: pytest.MonkeyPatch) -
 
 def test_tracing_begins_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
-    monkeypatch.setattr(operators, "compile_ahead", lambda *found: begun.append(found))
+    monkeypatch.setattr(custom_operators, "compile_ahead", lambda *found: begun.append(found))
     geometry = [3, 3, 1, 1, 1, 1, 1, 1]
     with FakeTensorMode():
         x = torch.empty(4, 8, 6, 6)
@@ -119,6 +119,10 @@ def test_tracing_begins_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.ops.sfumato.conv_gradients(x, d, None, geometry, 2, True)
         torch.ops.sfumato.weighted_sum(x, d, weights, geometry, 2)
         torch.ops.sfumato.ghost_norms(x, d, None, geometry, 2)
-    wanted = (operators._gradients_on_cuda, operators._sum_on_cuda, operators._ghost_on_cuda)
+    wanted = (
+        custom_operators._gradients_on_cuda,
+        custom_operators._sum_on_cuda,
+        custom_operators._ghost_on_cuda,
+    )
     assert tuple(found[0] for found in begun) == wanted
     assert all(found[2:4] == (x, d) for found in begun)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.bench import table
+from sfumato.bench import record_tables
 from sfumato.bench.cases import CONTENDERS, ORDER, Case
 from sfumato.bench.measurement import Measurement
 from sfumato.bench.record import Record
@@ -87,7 +87,7 @@ def _panel(
     axes: Axes, main: Sequence[Measurement], model: str, precision: str, width: float
 ) -> None:
     cases = _groups(main, model, precision)
-    plain = table.baselines(main)
+    plain = record_tables.baselines(main)
     top = max((m.quartiles()[1] for m in main if m.case in cases), default=1.0)
     for at, case in enumerate(cases):
         shown = [m for name in ORDER for m in _shown(main) if (m.case, m.contender) == (case, name)]
@@ -105,7 +105,7 @@ def _panel(
     axes.set_xticks(range(len(cases)), labels)
     axes.set_xlim(-0.6, len(cases) - 0.4)
     axes.set_ylim(0, 1.08 * top)
-    axes.yaxis.set_major_formatter(lambda value, _: table.number(value) if value else "0")
+    axes.yaxis.set_major_formatter(lambda value, _: record_tables.number(value) if value else "0")
     axes.grid(False, axis="x")
     detail = f"{precision}, {cases[0].rows} rows at once" if len(rows) == 1 else precision
     axes.set_title(model, fontsize=10.0 if len(model) <= _LONG_NAME else 7.5)
@@ -219,7 +219,7 @@ def _curve(axes: Axes, measured: Sequence[Measurement], suite: str) -> None:
     axes.set_xticks(ticks, [str(t) for t in ticks])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: table.number(value) if value else "0")
+    axes.yaxis.set_major_formatter(lambda value, _: record_tables.number(value) if value else "0")
     axes.set_title(title)
 
 

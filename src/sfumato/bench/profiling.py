@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sfumato.bench.cases import Case
 from sfumato.bench.contenders import prepare
 from sfumato.bench.feed import build_model
-from sfumato.bench.table import duration, markdown
+from sfumato.bench.record_tables import duration, markdown
 from sfumato.bench.timing import clean, wait
 
 PEAKS = {

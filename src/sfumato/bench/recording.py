@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch._inductor.config
 
-from sfumato.bench import profiling, table
+from sfumato.bench import profiling, record_tables
 from sfumato.bench.cases import ORDER, Case
 from sfumato.bench.contenders import prepare
 from sfumato.bench.jobs import Alone, in_processes
@@ -126,7 +126,7 @@ def _measure(
         if not turns:
             _keep(record, [m])
         beside = found if turns else [*record.measurements, m]
-        say(table.line(m, table.baselines(beside)[id(m)]))
+        say(record_tables.line(m, record_tables.baselines(beside)[id(m)]))
 
     measure(case, names, method, done=done, tell=say, prepare=prepare)
     if turns and not _keep(record, found):
@@ -145,7 +145,7 @@ def _measure_in_jobs(
     tasks = [(name, case, method, prepare) for case, names in plan for name in names]
     for m in in_processes(tasks, _task, jobs, ended=_ended):
         _keep(record, [m])
-        say(table.line(m, table.baselines(record.measurements)[id(m)]))
+        say(record_tables.line(m, record_tables.baselines(record.measurements)[id(m)]))
 
 
 def _task(task: tuple[str, Case, Method, Prepare], alone: Alone) -> Measurement:

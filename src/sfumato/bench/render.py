@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sfumato.bench import picture, profiling, record, table
+from sfumato.bench import picture, profiling, record, record_tables
 from sfumato.bench.targets import verdicts
 from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
@@ -75,11 +75,11 @@ def _section(one: record.Record, folder: Path) -> tuple[str, list[Path]]:
     main = [m for m in one.measurements if not m.case.scaling]
     scaled = [m for m in one.measurements if m.case.scaling]
     if found := verdicts(one):
-        parts.append(table.verdicts_markdown(found))
+        parts.append(record_tables.verdicts_markdown(found))
     if main:
-        parts.append(table.measurements_markdown(main))
+        parts.append(record_tables.measurements_markdown(main))
     if scaled:
-        parts += ["Scaling:", table.measurements_markdown(scaled)]
+        parts += ["Scaling:", record_tables.measurements_markdown(scaled)]
     parts += [profiling.to_markdown(profiling.read(p)) for p in one.profiles]
     return "\n\n".join(parts), drawn
 

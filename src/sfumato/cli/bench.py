@@ -242,18 +242,18 @@ def _say_cut(out: Path | None) -> None:
 
 def _show(record: Record) -> None:
 
-    from sfumato.bench import table
+    from sfumato.bench import record_tables
     from sfumato.bench.targets import verdicts
 
     console = Terminal(width=None if Terminal().is_terminal else 200)
     console.print()
     console.print(record.where())
-    console.print(table.measurements_table(record.measurements))
-    for sentence in table.missing(record.measurements):
+    console.print(record_tables.measurements_table(record.measurements))
+    for sentence in record_tables.missing(record.measurements):
         console.print(sentence)
     if found := verdicts(record):
         console.print()
-        console.print(table.verdicts_table(found))
+        console.print(record_tables.verdicts_table(found))
 
 
 def _draw(record: Record, path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from sfumato.data import ImageSet
 from sfumato.errors import UserError
-from sfumato.export.agreement import TOLERANCE, compared_images, largest_difference
+from sfumato.export.comparison import TOLERANCE, compared_images, largest_difference
 from sfumato.export.details import details
 from sfumato.export.formats import FORMATS, OPSET, OPSETS, Format
 from sfumato.export.program import Program

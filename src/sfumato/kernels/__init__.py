@@ -10,7 +10,7 @@ import importlib.util
 
 import torch
 
-from sfumato.kernels import operators  # noqa: F401
+from sfumato.kernels import custom_operators  # noqa: F401
 
 AVAILABLE = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 """True if the Triton kernels can run here."""
