@@ -215,6 +215,21 @@ def test_an_option_that_the_outside_function_lacks() -> None:
         create("outside_models:typed", hiden=3)
 
 
+def test_a_model_that_refuses_its_options_is_a_mistake_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_wide_models.py").write_text(
+        "from torch import nn\n"
+        "def wide(classes, width=3):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(16, width), nn.Linear(width, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    made = create("my_wide_models:wide", classes=2, channels=1, size=(4, 4), width=5)
+    assert made[1].out_features == 5  # type: ignore[index]
+    with pytest.raises(UserError, match="cannot be built with classes = 2, width = 'abc'"):
+        create("my_wide_models:wide", classes=2, channels=1, size=(4, 4), width="abc")
+
+
 @pytest.mark.slow
 def test_the_page_about_adding_a_model(tmp_path: Path) -> None:
     """Follow docs/adding-a-model.md: write its files where it says, run its Python and commands."""

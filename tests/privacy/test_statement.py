@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from sfumato import version
@@ -213,6 +215,15 @@ def test_an_edited_choice_is_refused(edited: dict[str, Any]) -> None:
 def test_a_small_epsilon_is_not_printed_as_zero(epsilon: float, places: int, text: str) -> None:
     assert upwards(epsilon, places=places) == text
     assert float(text) >= epsilon
+
+
+@given(st.floats(1e-9, 1e9))
+def test_a_stated_epsilon_is_never_below_the_spent_one(epsilon: float) -> None:
+    assert epsilon <= float(upwards(epsilon)) <= epsilon * 1.00101
+
+
+def test_epsilons_that_are_round_already_stay() -> None:
+    assert [upwards(e) for e in (3.0, 2.999298, 0.5, 1234.5)] == ["3", "3", "0.5", "1235"]
 
 
 def test_a_budget_that_promises_nothing_is_said() -> None:

@@ -462,6 +462,21 @@ def test_images_are_known_again_wherever_the_command_is_run(
     refused(recipe(place, "", few | apart), "start.same_data = false, but", "rename its folder")
 
 
+def test_one_folder_has_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "link").symlink_to("scans")
+    monkeypatch.chdir(tmp_path.parent)
+    below = f"{tmp_path.name}/scans"
+    for other in (below, str(tmp_path / "scans"), f"{tmp_path.name}/link", "elsewhere/scans.npz"):
+        assert start._same_set("scans", other), "a folder is stated by its own name alone"
+    monkeypatch.chdir(tmp_path)
+    for other in ("scans", "./scans/", str(tmp_path / "scans"), "link", "scans.npz"):
+        assert start._same_set("scans", other)
+    assert not start._same_set("scans", "scans2") and not start._same_set("mnist", "scans")
+    assert start._same_set("mnist", "MNIST")
+
+
 def test_drawn_images_are_never_the_runs_own(place: Path, tmp_path: Path) -> None:
     drawn = {"start.source": "dead-leaves", "model.name": "eq-resnet9-d4", "model.options": {}}
     chosen = recipe(place, "scans", {}).replace({**drawn, "start.same_data": True})
