@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,22 @@ from sfumato.training import run_folder
 
 QUICK = ("--set", "training.steps=2", "--set", "training.batch=6", "--device", "cpu",
          "--model", "tanh-cnn", "--set", "model.options.filters=2")  # fmt: skip
+
+OF_IMAGES = re.compile(
+    r"(?:\b(?:one|that|each|every other|these|same|training|which|what all|about) images?\b|"
+    r"the images:).{0,40}",
+    re.IGNORECASE,
+)
+"""Images where a sentence about the guarantee must have its unit."""
+
+ABOUT_PIXELS = (
+    "at most 4 images each step", "views per image", "size and channels of the images",
+    "images held out for validation, and the test images", "with all of its images",
+    "the images of these patients", "the images of the patients", "images of that patient were",
+    "all images of every other patient", "which of their images",
+    "The images that a temperature was fitted on", "fitted on the images that it names",
+)  # fmt: skip
+"""Words about images that hold whatever the unit is."""
 
 
 @pytest.fixture
@@ -35,6 +53,42 @@ def test_training_by_patient_on_a_folder(sfumato: Run, scans: Path) -> None:
     files = [p for p in Path("r").rglob("*") if p.is_file()]
     assert len(files) > 5
     assert not [file for file in files if PATIENT.encode() in file.read_bytes()]
+
+
+def test_whatever_a_reader_sees_speaks_of_patients(sfumato: Run, scans: Path) -> None:
+    done = sfumato("train", scans, "--unit", "patient", "--epsilon", 8, *QUICK, "--out", "r",
+                   "--set", "data.validation=0.2")  # fmt: skip
+    assert done.code == 0, done
+    for verb in ("report", "card"):
+        made = sfumato(verb, "r", "--out", f"{verb}.out", "--device", "cpu")
+        assert made.code == 0, made
+    card, page = (Path(f"{verb}.out").read_text() for verb in ("card", "report"))
+    page = re.sub("<(script|style|pre).*?</\\1>", "", page, flags=re.DOTALL)
+    texts = {
+        "statement": Path("r", run_folder.STATEMENT).read_text(),
+        "guarantee": Path("r", run_folder.GUARANTEE).read_text(),
+        "card": re.sub("<details>.*?</details>", "", card, flags=re.DOTALL),
+        "report": html.unescape(re.sub("<[^>]*>", "", page)),
+        "verify": sfumato("verify", "r").out,
+        "budget": sfumato("budget", "r").err,
+    }
+    plain = {name: " ".join(text.split()) for name, text in texts.items()}
+    for name, text in plain.items():
+        assert not (found := OF_IMAGES.findall(text)), (name, found)
+    for name in ("statement", "card", "report"):
+        assert "with any one patient in the training set" in plain[name]
+        assert "Whoever guesses whether that patient was in it" in plain[name]
+        assert "one patient (at most 4 images each step, averaged before clipping)" in plain[name]
+        assert "each patient's gradient scaled to norm at most C = 1" in plain[name]
+        assert "Whoever trained the model had the images of the patients" in plain[name]
+        assert "Patients that were held out" in plain[name] and "Several patients" in plain[name]
+    assert "each patient's gradient scaled to norm at most C = 1" in plain["guarantee"]
+    for name in ("statement", "guarantee"):
+        rest = plain[name].replace("images_per_unit", "")
+        for words in ABOUT_PIXELS:
+            rest = rest.replace(words, "")
+        assert "image" not in rest.lower(), re.findall(r"[^.]*\bimages?\b[^.]*", rest)
+    assert "Say how many patients together" in plain["budget"]
 
 
 def test_the_unit_is_a_word(sfumato: Run, scans: Path) -> None:

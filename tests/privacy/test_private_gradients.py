@@ -390,7 +390,8 @@ def test_a_loop_of_ones_own_gets_a_statement(model: nn.Module) -> None:
     assert f"**({upwards(spent)}, 1e-05)-differential privacy**" in said and "'my scans'" in said
     assert "3 with q = 0.08 and σ = 1.5" in said
     assert "one training image" not in said
-    assert f"| clipping | {mechanism.clipping.describe()} |" in said
+    assert f"| clipping | {mechanism.clipping.describe('example')} |" in said
+    assert "each example's gradient scaled to norm at most C = 0.5" in said
 
 
 def test_integer_inputs_may_be_indices_of_a_table() -> None:

@@ -14,12 +14,18 @@ LARGEST = 100
 """The largest group that is computed."""
 
 
-def check(size: int) -> None:
-    """Refuse a group without examples, or too large for a guarantee of single ones."""
+def check(size: int, unit: str = "image", together: str = "images of one person") -> None:
+    """Refuse a group without examples, or too large for a guarantee of single ones.
+
+    Args:
+        size: Number of units.
+        unit: The word for one.
+        together: The words for several of them.
+    """
     if not 1 <= size <= LARGEST:
         raise UserError(
-            f"--group must be from 1 to {LARGEST}, not {size}: it is the number of images of one "
-            "person, and the guarantee of one image says nothing about more."
+            f"--group must be from 1 to {LARGEST}, not {size}: it is the number of {together}, "
+            f"and the guarantee of one {unit} says nothing about more."
         )
 
 
@@ -57,11 +63,13 @@ def of_run(folder: Path, size: int | None, others: Sequence[object], *, json: bo
         raise UserError(
             f"Everything about {folder} is in its ledger: give --group K, and no other number."
         )
-    if size is None:
-        raise UserError(f"Say how many images of one person: sfumato budget {folder} --group 5.")
-    check(size)
     run = Run(folder)
     g = run.guarantee
+    unit = g.unit if g is not None else "image"
+    together = f"{unit}s of one person" if unit in IMAGES else f"{unit}s together"
+    if size is None:
+        raise UserError(f"Say how many {together}: sfumato budget {folder} --group 5.")
+    check(size, unit, together)
     if g is None:
         raise UserError(" ".join(run.problems) or f"{folder} has no ledger.")
     if not g.private:
@@ -79,7 +87,6 @@ def of_run(folder: Path, size: int | None, others: Sequence[object], *, json: bo
     how = "from that of one" if g.selection else "PLD of a mixture of Gaussians"
     console = Terminal()
     console.print(f"ε of one {g.unit}: {cost}, at δ = {g.delta:g}", soft_wrap=True)
-    whose = "of one person" if g.unit in IMAGES else "together"
-    group = f"ε of {size} {g.unit}s {whose}: "
+    group = f"ε of {size} {together}: "
     answer = Text.assemble(group, (shown(found), "bold"), f" ({how}), at the same δ")
     console.print(answer, soft_wrap=True)

@@ -171,13 +171,13 @@ class AdaptiveQuantile(ClippingRule):
         """The rule with other C_i."""
         return replace(self, limits=tuple(float(limit) for limit in state["limits"]))
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "image") -> str:
         """The rule in words."""
-        each = "each image's gradient scaled to norm at most C, which starts"
+        each = f"each {unit}'s gradient scaled to norm at most C, which starts"
         if self.by_layer:
             each = (
-                f"the part of each image's gradient in each of {len(self.limits)} layers scaled to "
-                "norm at most a C of its own, which together start"
+                f"the part of each {unit}'s gradient in each of {len(self.limits)} layers scaled "
+                "to norm at most a C of its own, which together start"
             )
         return (
             f"{each} at {self.clip:g} and follow{'' if self.by_layer else 's'} the "

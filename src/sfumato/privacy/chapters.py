@@ -15,6 +15,9 @@ from sfumato.text import words_in_markdown as escaped
 
 START = "Where the first weights came from"
 CHOICE = "The choice among several runs"
+AGAINST = "Against whom"
+RANDOMNESS = "Randomness"
+NOT_COVERED = "Not covered"
 _CLASSES_SHOWN = 20
 """Classes whose rates a statement lists."""
 
@@ -58,16 +61,28 @@ def chapters(g: Guarantee) -> dict[str, str]:
     return {
         **({CHOICE: _choice(g, g.selection)} if g.selection else {}),
         **({"Audit": words.audit(g.audit)} if g.audit else {}),
-        f"Several {g.unit}s{' of one person' if g.unit in words.IMAGES else ''}": words.groups(
+        words.several(g.unit): words.groups(
             {**one, **g.group_epsilon}, g.delta, g.unit, selected=selected
         ),
-        "Against whom": words.threat_model(g.unit),
+        AGAINST: words.threat_model(g.unit),
         **({"Conditions": _conditions(g)} if g.own_loop else {}),
         **start,
-        "Not covered": "\n".join(f"- {line}" for line in not_covered(g)),
-        "Randomness": _randomness(g),
+        NOT_COVERED: "\n".join(f"- {line}" for line in not_covered(g)),
+        RANDOMNESS: _randomness(g),
         "Versions": ", ".join(f"{name} {value}" for name, value in g.versions.items()),
     }
+
+
+def quoted(g: Guarantee, *, ended: bool = False) -> dict[str, str]:
+    """The chapters of the statement that pages and cards show as they are.
+
+    Args:
+        g: The guarantee.
+        ended: Also the chapter on random numbers, which is about a run that has ended.
+    """
+    shown = [CHOICE, words.several(g.unit), AGAINST, START, NOT_COVERED]
+    shown += [RANDOMNESS] if ended else []
+    return {heading: text for heading, text in chapters(g).items() if heading in shown}
 
 
 def rows(g: Guarantee) -> list[tuple[str, str]]:
@@ -162,27 +177,30 @@ def steps(g: Guarantee) -> str:
 def not_covered(g: Guarantee) -> list[str]:
     """Everything that epsilon does not cover, as Markdown, one or two sentences each."""
     unit = g.unit
+    counted = "example" if unit in words.IMAGES else unit
     if g.own_loop:
         return [
-            "The number of training examples, the sampling rate, and the shape of the examples. "
+            f"The number of training {counted}s, the sampling rate, and the shape of the examples. "
             "They are treated as public.",
             words.other_releases(unit),
             words.tuning(escaped(g.tuned), unit=unit),
             "Losses, accuracies and counts of training batches: they were computed without noise.",
             words.timing(unit),
         ]
+    tuned = words.tuning(escaped(g.tuned), unit=unit)
     lines = [
-        "What all images decide together, which is treated as public: the number of training "
-        "images, the names of the classes, size and channels of the images, and what follows from "
-        f"these where the recipe leaves it open (batch, steps).{f' {g.split}' if g.split else ''}",
+        f"What all {unit}s decide together, which is treated as public: the number of training "
+        f"{unit}s, the names of the classes, size and channels of the images, and what follows "
+        "from these where the recipe leaves it open (batch, steps)."
+        f"{f' {g.split}' if g.split else ''}",
         words.other_releases(unit),
-        words.tuning(escaped(g.tuned)) if g.selection is None else words.search_space(unit),
+        tuned if g.selection is None else words.search_space(unit),
     ]
     if g.train_metrics:
         lines.append(
             "`metrics.jsonl`, `curves.png` and `tensorboard/`: loss and accuracy in them were "
             "computed on training batches without noise, and so was the count of examples left out "
-            "of steps, which checkpoints have too; their clock tells how many images steps drew. "
+            f"of steps, which checkpoints have too; their clock tells how many {unit}s steps drew. "
             "They were asked for (`training.train_metrics`): keep them inside."
         )
     if g.validation == 0:
@@ -197,8 +215,9 @@ def not_covered(g: Guarantee) -> list[str]:
     before = [escaped(sentence) for sentence in g.start_looked if sentence]
     lines += [f"Of the start's training: {w[0].lower()}{w[1:]}" for w in before]
     if g.start:
-        lines.append("The choice of the start, if it was made by looking at these images.")
-    return [*lines, words.TEMPERATURE, words.timing(unit)]
+        seen = words.data_of(unit)
+        lines.append(f"The choice of the start, if it was made by looking at {seen}.")
+    return [*lines, words.temperature(unit), words.timing(unit)]
 
 
 def _canaries(g: Guarantee) -> str:
@@ -290,7 +309,7 @@ def _conditions(g: Guarantee) -> str:
 
 
 def _randomness(g: Guarantee) -> str:
-    said = words.randomness(seeded=g.seeded)
+    said = words.randomness(seeded=g.seeded, unit=g.unit)
     if g.own_loop and not g.seeded:
         said = (
             "The noise comes from the stream cipher ChaCha20 with a key of 256 bits, and no two "
@@ -327,11 +346,12 @@ def _without_privacy(g: Guarantee) -> str:
 def _start(g: Guarantee) -> list[str]:
     """The origin of the initial weights, and what was treated as public, in paragraphs."""
     lines = [escaped(g.start)]
+    none = "none of them" if g.unit in words.IMAGES else f"no {g.unit} that they are of"
     if g.start_steps:
         known = " and ".join(f"'{escaped(name)}'" for name in g.start_names)
         lines.append(
-            "The start was trained with noise on these same images, as the user declared. Its "
-            "steps are counted in ε above."
+            f"The start was trained with noise on {words.data_of(g.unit, which='these same')}, as "
+            "the user declared. Its steps are counted in ε above."
             + (f" Some of them were taken on what was then called {known}." if known else "")
         )
     for e in g.exposures[1:]:
@@ -341,7 +361,7 @@ def _start(g: Guarantee) -> list[str]:
             seed = ", with noise from a seed" if e.seeded else ""
             lines.append(
                 f"The start also depends on '{data}', with ε = {cost} at δ = {e.delta:g}{seed}. "
-                "This run released nothing more about those images, provided that none of them is "
+                f"This run released nothing more about those images, provided that {none} is "
                 f"in '{escaped(g.data)}' too, as the user declared."
             )
         elif e.drawn:

@@ -98,8 +98,12 @@ class ClippingRule(ABC):
         """The rule in a state that `state` returned."""
         return self
 
-    def describe(self) -> str:
-        """The rule in words, for readers of a privacy statement."""
+    def describe(self, unit: str = "image") -> str:
+        """The rule in words, for readers of a privacy statement.
+
+        Args:
+            unit: The word for what neighbouring data sets differ by.
+        """
         return f"{type(self).__name__}, sensitivity {self.sensitivity:g}"
 
 
@@ -148,9 +152,9 @@ class Flat(ClippingRule):
         """Mask of the examples with a weight below one."""
         return squared_norms.sum(1).sqrt() > self.clip * (1 - MARGIN)
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "image") -> str:
         """The rule in words."""
-        return f"each image's gradient scaled to norm at most C = {self.clip:g}"
+        return f"each {unit}'s gradient scaled to norm at most C = {self.clip:g}"
 
 
 @dataclass(frozen=True)
@@ -187,10 +191,10 @@ class Normalised(ClippingRule):
         """Mask of the examples with a norm above C."""
         return squared_norms.sum(1).sqrt() > self.clip
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "image") -> str:
         """The rule in words."""
         return (
-            f"each image's gradient scaled to norm at most C = {self.clip:g} and divided by C, so "
+            f"each {unit}'s gradient scaled to norm at most C = {self.clip:g} and divided by C, so "
             "to norm at most 1"
         )
 
@@ -227,9 +231,9 @@ class Automatic(ClippingRule):
         """Mask of the examples whose gradient becomes shorter."""
         return squared_norms.sum(1).sqrt() + self.gamma > 1
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "image") -> str:
         """The rule in words."""
-        return f"each image's gradient divided by its norm plus {self.gamma:g}, so to norm below 1"
+        return f"each {unit}'s gradient divided by its norm plus {self.gamma:g}, so to norm below 1"
 
 
 @dataclass(frozen=True)
@@ -238,10 +242,10 @@ class GroupWise(ClippingRule):
 
     Attributes:
         clip: C, the bound on the whole gradient.
-        split: `uniform` gives each of m groups C/√m; `dimension` gives a group with d of D
-            patterns: Name patterns such as `stage1.*`; a parameter is in the group of the first
-                pattern that matches, and parameters that match none form one more group. Without
-                patterns each layer (the module that owns the parameter) is a group.
+        split: `uniform` gives each of m groups C/√m; `dimension` gives a group with d of D numbers
+            C·√(d/D).
+        patterns: Name patterns such as `stage1.*`; a parameter is in the group of the first pattern
+            that matches, and parameters that match none form one more group. Without patterns each
             layer (the module that owns the parameter) is a group.
         given: Relative sizes of the C_i, one per group, instead of `split`.
         groups: For each parameter its group; set by `bind`.
@@ -301,11 +305,11 @@ class GroupWise(ClippingRule):
         """`min(1, C_i / norm of the group)`."""
         return weights_by_group(squared_norms, self.groups, self.limits)
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "image") -> str:
         """The rule in words."""
         by = "group of parameters" if self.patterns else "layer"
         return (
-            f"the part of each image's gradient in each {by} ({len(self.shares)} in all) scaled "
+            f"the part of each {unit}'s gradient in each {by} ({len(self.shares)} in all) scaled "
             f"apart, so that the whole has norm at most C = {self.clip:g}"
         )
 

@@ -170,13 +170,13 @@ class PrivateGradients(Releases):
         """
         check_delta(delta, self.sampler.examples)
         checked = self.spot_check.at_end(self.per_example)
-        rule = self.clipping
+        rule, unit = self.clipping, unit or self._unit
         clip = getattr(rule, "clip", rule.sensitivity)
         return Guarantee.accounted(
             steps=self.history, delta=delta, data=data, own_loop=True,
-            unit=unit or self._unit,
+            unit=unit, taken=self.released,
             examples=self.sampler.examples, batch=float(self.sampler.batch), rate=self.sampler.rate,
-            taken=self.released, clipping=rule.describe(), clip=clip if clip < math.inf else None,
+            clipping=rule.describe(unit), clip=clip if clip < math.inf else None,
             images_per_unit=1 if self._unit == "example" else 0, views=self.views,
             seeded=self.randomness.seeded, validation=None,
             checked=self.per_example.check, checked_at_end=checked, versions=current_versions(),

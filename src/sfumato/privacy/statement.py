@@ -25,13 +25,25 @@ IMAGES = ("image", "example")
 """Units of privacy of which one person may have several."""
 
 
-TEMPERATURE = (
-    "The images that a temperature was fitted on, if `temperature.json` is beside the weights. "
-    "`sfumato calibrate` writes it after this statement is sealed: logits are divided by the exact "
-    "number in it, which was fitted on the images that it names. They must be none of the training "
-    "images."
-)
-"""A note on the file that may join a finished run, whose statement cannot change any more."""
+def temperature(unit: str) -> str:
+    """A note on the file that may join a finished run, whose statement cannot change any more."""
+    others = "none of the training images" if unit in IMAGES else f"of none of the training {unit}s"
+    return (
+        "The images that a temperature was fitted on, if `temperature.json` is beside the weights. "
+        "`sfumato calibrate` writes it after this statement is sealed: logits are divided by the "
+        "exact number in it, which was fitted on the images that it names. They must be "
+        f"{others}."
+    )
+
+
+def data_of(unit: str, *, which: str = "these") -> str:
+    """The training data, as the units themselves or as the images of units with several."""
+    return f"{which} {unit}s" if unit in IMAGES else f"the images of {which} {unit}s"
+
+
+def several(unit: str) -> str:
+    """The heading of the chapter with the guarantee of several units together."""
+    return f"Several {unit}s{' of one person' if unit in IMAGES else ''}"
 
 
 def relation(unit: str) -> str:
@@ -121,7 +133,7 @@ def tuning(words: str, *, unit: str = "image") -> str:
     said = " ".join(words.split()).rstrip(".")
     known = f" This one says of itself that it was chosen by {said}." if said else ""
     return (
-        f"The choice of the recipe. If several were tried on these {unit}s and the best was "
+        f"The choice of the recipe. If several were tried on {data_of(unit)} and the best was "
         f"kept, the trials spent privacy too; their cost is not in the numbers above.{known}"
     )
 
@@ -129,7 +141,7 @@ def tuning(words: str, *, unit: str = "image") -> str:
 def search_space(unit: str) -> str:
     """A note that what several runs differed in was decided before them."""
     return (
-        f"What was decided before the first run, if by looking at these {unit}s: the model, the "
+        f"What was decided before the first run, if by looking at {data_of(unit)}: the model, the "
         "settings that all runs share, and the lists and ranges that the others were drawn from."
     )
 
@@ -143,9 +155,10 @@ def chosen_among(mean: float, distribution: str) -> str:
 def scoring(noise: float | None, unit: str) -> str:
     """The data that several runs were compared on, and what protects it."""
     if noise is None:
+        public = unit if unit in IMAGES else "image"
         return (
-            f"The runs were compared by exact results on other {unit}s, which the user declared to "
-            f"be public: nothing here protects those {unit}s."
+            f"The runs were compared by exact results on other {public}s, which the user declared "
+            f"to be public: nothing here protects those {public}s."
         )
     return (
         f"The runs were compared by the number of right predictions on {unit}s that none of them "
@@ -229,17 +242,20 @@ def downwards(epsilon: float) -> str:
 
 def threat_model(unit: str) -> str:
     """The adversary that the numbers hold against, and the limits of what they say."""
+    every, used = f"every other {unit}", "it was used"
+    if unit not in IMAGES:
+        every, used = f"all images of {every}", f"images of that {unit} were used"
     return filled(
         "The numbers hold against somebody who sees the weights after every single step, knows the "
-        f"recipe and every other {unit}, cannot break the cipher ChaCha20, and does not know the "
+        f"recipe and {every}, cannot break the cipher ChaCha20, and does not know the "
         f"run's random numbers. They say what such a person can find out about one {unit} because "
-        "it was used. They do not keep a model from learning what is true of many people, and do "
-        f"not keep predictions secret. Whoever trained the model had the {unit}s: the guarantee is "
-        "towards everybody else, who gets the weights and not the computer."
+        f"{used}. They do not keep a model from learning what is true of many people, and do "
+        f"not keep predictions secret. Whoever trained the model had {data_of(unit, which='the')}: "
+        "the guarantee is towards everybody else, who gets the weights and not the computer."
     )
 
 
-def randomness(*, seeded: bool) -> str:
+def randomness(*, seeded: bool, unit: str = "image") -> str:
     """The source of the random numbers, and how the noise was added."""
     if seeded:
         return (
@@ -249,9 +265,10 @@ def randomness(*, seeded: bool) -> str:
             "holds only towards people who do neither. Train without a seed before releasing a "
             "model of secret images."
         )
+    drawn = f"{unit}s a step draws" + ("" if unit in IMAGES else " and which of their images")
     return (
-        "Which images a step draws, and its noise, come from the stream cipher ChaCha20 with a key "
-        "of 256 bits from the operating system, which was deleted when training ended."
+        f"Which {drawn}, and its noise, come from the stream cipher ChaCha20 with a key of 256 "
+        "bits from the operating system, which was deleted when training ended."
     )
 
 

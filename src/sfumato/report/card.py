@@ -19,7 +19,7 @@ from urllib.parse import quote
 from sfumato import version
 from sfumato.charts import png
 from sfumato.privacy import chapters
-from sfumato.privacy.statement import upwards
+from sfumato.privacy.statement import IMAGES, data_of, upwards
 from sfumato.report import discrimination, privacy
 from sfumato.report.detail import without_seed
 from sfumato.report.measure import Measured, disagreement
@@ -160,16 +160,16 @@ def _privacy(run: Run, measured: Measured) -> str:
             "released, and ε is computed from that ledger. Trust model: central; whoever trained "
             "the model saw the images."
         )
-    for title, text in (chapters.chapters(g) if g is not None else {}).items():
-        if title in (*privacy.QUOTED, "Not covered"):
-            parts += [f"### {title}", quoted_markdown(text)]
+    for title, text in (chapters.quoted(g) if g is not None else {}).items():
+        parts += [f"### {title}", quoted_markdown(text)]
     if measured.temperature:
         parts += ["### Temperature", _plain(measured.temperature)]
     if g is not None and g.private and g.selection is None:
         parts += [
             "### Tuning",
-            "[Say how the settings were chosen: on public data, or how many runs on these images "
-            "came before this one and what each spent.] ε above is that of this run alone.",
+            "[Say how the settings were chosen: on public data, or how many runs on "
+            f"{data_of(g.unit)} came before this one and what each spent.] ε above is that of "
+            "this run alone.",
         ]
     return "\n\n".join(parts)
 
@@ -183,10 +183,12 @@ def _data(run: Run, measured: Measured) -> str:
         known.append(f"{measured.classes} classes")
     held = f" {100 * d.validation:g} % were held out for validation." if d.validation else ""
     declared = " They were declared public." if d.public else ""
+    consent = "with what consent, and how many may show one person"
+    if d.unit not in IMAGES:
+        consent = "and with what consent"
     return (
         f"{', '.join(known)}.{held}{declared} [Say where the images come from, whom they show, "
-        "with what consent, and how many may show one person: the unit of privacy is one "
-        f"{d.unit}.]"
+        f"{consent}: the unit of privacy is one {d.unit}.]"
     )
 
 
@@ -273,8 +275,9 @@ def _limitations(run: Run, measured: Measured) -> str:
             "and unusual images are learnt less well than common ones."
         )
         lines.append(
-            "The guarantee is about training images, one at a time. It does not keep predictions "
-            "from being wrong, unfair or informative about what is true of people in general."
+            f"The guarantee is about training {run.recipe.data.unit}s, one at a time. It does not "
+            "keep predictions from being wrong, unfair or informative about what is true of people "
+            "in general."
         )
     e = measured.evaluation
     if e is not None and len(e.classes) > 2:

@@ -31,10 +31,8 @@ def privacy(run: Run) -> Safe:
             _meter(g),
             table([], numbers, caption="The guarantee in numbers", classes="facts"),
         ]
-    ended = ("Randomness",) if run.finished else ()
-    for title, text in (chapters.chapters(g) if g is not None else {}).items():
-        if title in (*told.QUOTED, "Not covered", *ended):
-            parts += [element("h4", None, title), markdown(text)]
+    for title, text in (chapters.quoted(g, ended=run.finished) if g is not None else {}).items():
+        parts += [element("h4", None, title), markdown(text)]
     return join(parts)
 
 

@@ -13,11 +13,6 @@ from sfumato.text import power
 from sfumato.training import metrics
 from sfumato.training.run_folder import METRICS, WEIGHTS
 
-QUOTED = (
-    chapters.CHOICE, "Several images of one person", "Against whom", chapters.START,
-)  # fmt: skip
-"""Chapters of a run's statement that pages and cards show as they are."""
-
 
 def lead(run: Run) -> str:
     """The guarantee in plain words."""
@@ -33,7 +28,7 @@ def lead(run: Run) -> str:
             "ledger is missing or damaged."
         )
     delta = power(g.delta)
-    plainly = meaning(g.spent, g.delta, shown=delta)
+    plainly = meaning(g.spent, g.delta, unit=g.unit, shown=delta)
     if not run.finished and not run.weights_removed:
         secret = "as long as nobody else sees `secret.key`, which lies in the folder until the end"
         condition = "" if g.seeded else f", {secret}"
@@ -86,7 +81,7 @@ def warnings(run: Run) -> list[str]:
             "of the start are not private."
         )
     if g is not None and g.private:
-        found += filter(None, [delta_warning(g.delta, g.examples)])
+        found += filter(None, [delta_warning(g.delta, g.examples, unit=g.unit)])
         if g.spent > LARGE:
             found.append(
                 f"**ε = {upwards(g.spent, 3)} is large**: the odds may change by a factor of "

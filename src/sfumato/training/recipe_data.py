@@ -14,7 +14,7 @@ from sfumato.data.catalogue import canonical
 from sfumato.data.split import Rule
 from sfumato.data.subset import subset
 from sfumato.data.table_rows import is_table
-from sfumato.data.units import with_unit
+from sfumato.data.units import IMAGE, with_unit
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.settings import Data
@@ -70,6 +70,11 @@ def split_in_words(data: Data) -> str:
     """A sentence for the statement on how images were held out for testing or validation."""
     if canonical(data.name) is not None:
         return "Which images are held out is fixed for this data set."
+    if data.unit != IMAGE:
+        return (
+            f"{data.unit.capitalize()}s that were held out, unless you had divided them yourself, "
+            "were chosen each by itself, with all of its images: leaving one out moves no other."
+        )
     if data.split_rule == "independent":
         return (
             "Images that were held out, unless you had divided them yourself, were chosen each by "

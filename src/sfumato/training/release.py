@@ -126,10 +126,10 @@ def _count_plan(loop: Loop, ledger: Ledger) -> None:
 
 def _rule_in_words(loop: Loop) -> str:
     """The clipping rule in words, for the statement."""
-    rule, decay = loop.private.clipping, loop.plan.clip_decay
+    rule, decay, unit = loop.private.clipping, loop.plan.clip_decay, loop.recipe.data.unit
     if decay == 1:
-        return rule.describe()
-    first = loop.plan.clipping_at(1, rule).describe()
+        return rule.describe(unit)
+    first = loop.plan.clipping_at(1, rule).describe(unit)
     return f"{first} in the first step, C changing by a factor of {1 / decay:g} to the last"
 
 
