@@ -50,6 +50,21 @@ def test_the_table_and_the_picture(run: Run) -> None:
     refused(run("--epsilon", "2", *SMALL, "--plot", "grid.png"), "left alone")
 
 
+@pytest.mark.parametrize("columns", [80, 50])
+def test_no_number_is_cut_on_a_narrow_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    grid = ("--examples", "50000", "--batch", "1024", "--steps", "2000")
+    code, out, _ = run("--epsilon", "3", *grid, "--speed", "12345", "--gpus", "8")
+    assert code == 0 and "…" not in out
+    title, head, row, _ = out.splitlines()
+    assert "N = 50000" in title and head.split()[-1] == "minutes"
+    number = "1024 2000 41 1.479 1.44e-03 692.4 100 % 3.096e+04 2.05 M 0.35"
+    assert row.split() == number.split()
+    assert len(row) <= max(columns, 79)
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -15,7 +15,7 @@ import typer
 
 from sfumato.cli.example_count import DATA, examples_of
 from sfumato.cli.plan_picture import draw, short
-from sfumato.cli.terminal import Terminal, echo
+from sfumato.cli.terminal import Terminal, echo, print_whole
 from sfumato.cli.unit_options import COLUMNS, UNIT, UNIT_PATTERN
 from sfumato.distributed.step_cost import Cost
 from sfumato.errors import UserError
@@ -153,11 +153,12 @@ def _print_table(found: Sequence[Choice], title: str) -> None:
     from rich.table import Table
 
     best = max(c.signal_to_noise for c in found)
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
+                  padding=(0, 2, 0, 0))  # fmt: skip
     timed = found[0].minutes is not None
     columns = ("batch", "steps", "epochs", "σ", "σ/B", "B/σ", "of best", "B√T/σ", "views")
     for column in (*columns, "minutes") if timed else columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for i, c in enumerate(found):
         minutes = [] if c.minutes is None else [f"{c.minutes:,.{0 if c.minutes >= 10 else 2}f}"]
         table.add_row(
@@ -173,9 +174,8 @@ def _print_table(found: Sequence[Choice], title: str) -> None:
             *minutes,
             end_section=i + 1 < len(found) and found[i + 1].batch != c.batch,
         )
-    console = Terminal()
-    console.print(table)
-    console.print(
+    print_whole(table)
+    Terminal().print(
         "σ/B is the noise on the mean gradient in units of C; B/σ is the signal-to-noise of a step "
         "and B√T/σ that of all steps together, if all examples agreed. Views are what it costs.",
         soft_wrap=True,

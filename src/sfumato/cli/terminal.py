@@ -6,7 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -14,8 +14,14 @@ from rich.segment import Segment
 
 from sfumato.text import printable
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 _COMMAND = "sfumato "
 """Begins a command in a sentence."""
+
+_WIDEST = 1000
+"""Columns of a table that is measured without regard to the terminal."""
 
 
 class Terminal(Console):
@@ -52,6 +58,17 @@ class Terminal(Console):
             if segment.control is None:
                 segment = Segment(printable(segment.text), segment.style)
             yield segment
+
+
+def print_whole(table: Table) -> None:
+    """Print a table of numbers, none of them cut.
+
+    On a terminal that is too narrow, columns move together, and then lines become longer than it.
+    """
+    console, unbounded = Terminal(), Terminal(width=_WIDEST)
+    if unbounded.measure(table).maximum > console.width:
+        table.padding = (0, 1, 0, 0)
+    Terminal(width=max(console.width, unbounded.measure(table).maximum)).print(table)
 
 
 def echo(message: Any = "", *, err: bool = False, nl: bool = True) -> None:
