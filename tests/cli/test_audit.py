@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from cli_result import Run, refused
 
+from sfumato import recipes
 from sfumato.privacy.noise import GaussianNoise
+from sfumato.training.canaries import AuditSettings
 from tiny_run import train_run
 
 SHORT = ("--set", "model.options.filters=4", "--set", "training.steps=4", "--device", "cpu")
@@ -31,6 +33,16 @@ def test_a_recipe_is_trained_with_canaries(sfumato: Run, tmp_path: Path) -> None
     assert shown.code == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert 'id="audit"' in page and "This run was audited" in page and "run0-audit" in page
+
+
+def test_the_score_that_is_taken_instead_of_the_weights_is_said(sfumato: Run) -> None:
+    adam = ("--set", "optimizer.name=adam", "--canaries", 50, "--seed", 1, *SHORT)
+    said = "guesses are made from the privacy loss of the released gradients"
+    without = sfumato("audit", "digits", *adam, "-o", "a")
+    assert without.code == 0 and said in " ".join((without.out + without.err).split()), without
+    adam_recipe = recipes.find("digits").replace({"optimizer.name": "adam"})
+    assert not AuditSettings(score="released").remarks(adam_recipe)
+    assert not AuditSettings().remarks(recipes.find("digits"))
 
 
 def test_a_bound_above_the_claim_is_exit_status_1(

@@ -157,6 +157,16 @@ class AuditSettings:
         key = randomness.subkey("canaries").key.hex()
         return CanaryPlan(count, kind, self._score(kind, recipe), key)
 
+    def remarks(self, recipe: Recipe) -> tuple[str, ...]:
+        """A sentence on the score that is taken instead of the weights', if one is."""
+        if self.images is not None or self.score is not None or updates_are_linear(recipe):
+            return ()
+        return (
+            f"The weights of '{recipe.optimizer.name}' cannot be scored, as its updates are not "
+            "linear in the gradients, or decay the weights: guesses are made from "
+            f"{SCORES['released']}.",
+        )
+
     def _count(self, kind: str, dataset: Dataset, coordinates: int) -> int:
         examples, limits = dataset.train.examples, {}
         word = "images" if dataset.train.units is None else "units"

@@ -128,7 +128,8 @@ def train(
             instead, data=data, out=out, root=root, device=device, reporter=reporter,
             trust_code=trust_code, selection=selection, audit=audit,
         )  # fmt: skip
-    for remark in (*remarks, *parameters.remarks(recipe, origin, model)):
+    scored = audit.remarks(recipe) if audit else ()
+    for remark in (*remarks, *parameters.remarks(recipe, origin, model), *scored):
         reporter.say(remark)
     views = recipe.training.views + recipe.training.self_mix
     views *= images_at_once(dataset.train, recipe.data.per_unit)
