@@ -35,6 +35,20 @@ class UntrustedCodeError(CodeError):
         )
 
 
+def check_number(value: object, name: str) -> None:
+    """Refuse a value that is no number, such as the text of one.
+
+    Args:
+        value: The value.
+        name: Its name, which begins the sentence.
+
+    Raises:
+        UserError: It is no number.
+    """
+    if not hasattr(value, "__float__"):
+        raise UserError(f"{name} must be a number, not {value!r}.")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `` Did you mean 'cifar10'?`` for a misspelt name, or the empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

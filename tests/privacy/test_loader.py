@@ -131,6 +131,6 @@ def test_backward_takes_nothing_over_from_before() -> None:
     with pytest.raises(UserError, match="accumulated before"):
         private.backward(x, y)
     private.discard()
-    with pytest.raises(ValueError, match="rows"):
+    with pytest.raises(UserError, match="rows"):
         private.backward(x[:5], y, physical_batch=4)
     assert private.released == 0 and private._sum.totals is None

@@ -172,7 +172,7 @@ def test_rare_branch_falls_back_while_running() -> None:
 
 
 def test_a_wrong_number_of_rows_is_refused(model: nn.Module) -> None:
-    with pytest.raises(ValueError, match="need 12 rows, not 6"):
+    with pytest.raises(UserError, match="need 12 rows, not 6"):
         PerExample(model, views=2)(X, Y)
 
 

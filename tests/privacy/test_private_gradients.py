@@ -202,10 +202,38 @@ def test_discarded_batches_are_not_released(model: nn.Module) -> None:
     assert not any(bool(g.any()) for g in grads(model))
 
 
+@pytest.mark.parametrize("call", ["backward", "accumulate"])
+@pytest.mark.parametrize("by_unit", [False, True])
+def test_fewer_targets_than_images_are_refused(model: nn.Module, call: str, by_unit: bool) -> None:
+    units = {"units": torch.arange(10) // 2} if by_unit else {}
+    take = getattr(private(model), call)
+    for x, y in ((X, Y[:6]), (X[:6], Y), (X, Y[:0])):
+        with pytest.raises(UserError, match=f"{len(y)} targets .* rows, not {len(x)}: give one"):
+            take(x, y, **units)
+    for y in (None, Y.tolist(), Y[0]):
+        with pytest.raises(UserError, match=r"argets must be|must have one row"):
+            take(X, y, **units)
+
+
+def test_fewer_targets_than_images_are_refused_in_physical_batches_too(model: nn.Module) -> None:
+    mechanism = private(model)
+    with pytest.raises(UserError, match="6 targets with 1 views each need 6 rows, not 10"):
+        mechanism.backward(X, Y[:6], physical_batch=3)
+    assert mechanism.released == 0
+
+
+@pytest.mark.parametrize("name", ["epsilon", "delta", "steps", "batch", "examples"])
+def test_a_budget_is_made_of_numbers(model: nn.Module, name: str) -> None:
+    budget = {"epsilon": 3.0, "delta": 1e-5, "steps": 2, "batch": 8, "examples": 100}
+    for value in ("3", None, [3]):
+        with pytest.raises(UserError, match="must be a number, not"):
+            PrivateGradients.for_budget(model, **(budget | {name: value}))
+
+
 def test_a_failed_batch_adds_nothing(model: nn.Module) -> None:
     mechanism = private(model)
     mechanism.accumulate(X, Y)
-    with pytest.raises(ValueError, match="targets"):
+    with pytest.raises(UserError, match="targets"):
         mechanism.accumulate(X, Y[:3])
     with pytest.raises(ValueError, match="weights"):
         mechanism.accumulate(X, Y, torch.ones(1))

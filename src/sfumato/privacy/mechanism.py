@@ -16,6 +16,7 @@ from sfumato.privacy import chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step
 from sfumato.privacy.accounting.budget import check_delta, noise_multiplier_for
 from sfumato.privacy.audit.canaries import Canaries
+from sfumato.privacy.checks.batches import check_inputs
 from sfumato.privacy.checks.refusals import refuse_parts, refuse_without_noise
 from sfumato.privacy.checks.spot_check import SpotCheck
 from sfumato.privacy.clipped_sum import ClippedSum, Contribution
@@ -174,11 +175,10 @@ class PrivateGradients(Releases):
         clip = getattr(rule, "clip", rule.sensitivity)
         return Guarantee.accounted(
             steps=self.history, delta=delta, data=data, own_loop=True,
-            unit=unit, taken=self.released,
+            unit=unit, taken=self.released, views=self.views, seeded=self.randomness.seeded,
             examples=self.sampler.examples, batch=float(self.sampler.batch), rate=self.sampler.rate,
             clipping=rule.describe(unit), clip=clip if clip < math.inf else None,
-            images_per_unit=1 if self._unit == "example" else 0, views=self.views,
-            seeded=self.randomness.seeded, validation=None,
+            images_per_unit=1 if self._unit == "example" else 0, validation=None,
             checked=self.per_example.check, checked_at_end=checked, versions=current_versions(),
         )  # fmt: skip
 
@@ -281,9 +281,9 @@ class PrivateGradients(Releases):
                 "backward() takes a whole draw, and other examples were accumulated before it: "
                 "call release() or discard() first."
             )
-        size, rows = physical_batch or max(1, len(y)), self.views
-        if units is None:
-            size, rows = physical_batch or self.per_example.at_once(x, y), self.per_example.views
+        rows = self.per_example.views if units is None else self.views
+        check_inputs(x, y, rows)
+        size = physical_batch or (self.per_example.at_once(x, y) if units is None else len(y) or 1)
         try:
             for a in range(0, len(y), size):
                 own = None if units is None else units[a : a + size]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sfumato.distributed.ranks import Ranks
-from sfumato.errors import UserError
+from sfumato.errors import UserError, check_number
 from sfumato.privacy.numerics.randomness import Keystream, Randomness
 
 
@@ -45,6 +45,8 @@ class PoissonSampler:
     batch: float
 
     def __post_init__(self) -> None:
+        check_number(self.examples, "The number of examples")
+        check_number(self.batch, "The expected batch")
         if self.examples < 1:
             raise UserError("There are no training examples to sample from.")
         if not 0 < self.batch <= self.examples:

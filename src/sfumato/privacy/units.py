@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
+from sfumato.privacy.checks.batches import check_inputs
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.sampling import PhysicalBatch
 from sfumato.privacy.unit_loss import PADDING
@@ -204,6 +205,8 @@ def check_targets(y: Tensor, images: int) -> None:
     """
     if not isinstance(y, Tensor):
         raise UserError(f"Targets must be a tensor, not a {type(y).__name__}.")
+    if not y.dim():
+        raise UserError("Targets must be one for each example, not a single number.")
     if images > 1 and (y.dim() < 2 or y.shape[1] != images):
         raise UserError(
             f"Batches of units have targets of shape (units, {images}), not {tuple(y.shape)}: give "
@@ -212,12 +215,12 @@ def check_targets(y: Tensor, images: int) -> None:
 
 
 def _check(x: Tensor, y: Tensor, units: Tensor, weights: Tensor | None, views: int) -> None:
-    check_targets(y, 1)
+    check_inputs(x, y, views)
     if not isinstance(units, Tensor) or units.is_floating_point() or units.is_complex():
         raise UserError("Units are whole numbers, from 0 to the number of units minus one.")
-    wrong = units.shape != y.shape[:1] or x.shape[0] != y.shape[0] * views
+    wrong = units.shape != y.shape[:1]
     if wrong or (weights is not None and weights.shape != y.shape[:1]):
         raise UserError(
-            f"There must be one unit for each of {y.shape[0]} images, {views} rows of inputs, and "
-            "a weight if weights are given."
+            f"There must be one unit for each of {y.shape[0]} images, and a weight if weights are "
+            "given."
         )

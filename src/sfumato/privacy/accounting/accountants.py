@@ -32,7 +32,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from sfumato.errors import UserError, nearest
+from sfumato.errors import UserError, check_number, nearest
 from sfumato.privacy.accounting import loss_distribution, renyi
 
 AccountantName = Literal["pld", "rdp"]
@@ -305,6 +305,7 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
 
 def check_delta_range(delta: float) -> None:
     """Refuse a delta that is not below 1, or too small for floating point."""
+    check_number(delta, "delta")
     if not SMALLEST_DELTA <= delta < 1:
         raise UserError(
             f"delta must be at least {SMALLEST_DELTA:g} and below 1, not {delta}; 1e-5 is usual."

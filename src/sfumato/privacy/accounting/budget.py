@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from dp_accounting import get_sigma_gaussian
 
-from sfumato.errors import UserError
+from sfumato.errors import UserError, check_number
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import AccountantName, Step
 from sfumato.privacy.accounting.integer_search import Events, Search
@@ -322,12 +322,14 @@ def _decimal(units: int, exponent: int) -> float:
 
 def check_epsilon(epsilon: float) -> None:
     """Refuse a budget that is not a positive, finite number."""
+    check_number(epsilon, "epsilon")
     if not 0 < epsilon < math.inf:
         raise UserError(f"epsilon must be a finite number above 0, not {epsilon}; 1 to 8 is usual.")
 
 
 def check_steps(steps: int) -> None:
     """Refuse a number of steps that is not a whole number from 1 to `MAX_STEPS`."""
+    check_number(steps, "The number of steps")
     if steps != int(steps) or not 1 <= steps <= MAX_STEPS:
         raise UserError(
             f"The number of steps must be a whole number from 1 to {MAX_STEPS}, not {steps}."
@@ -336,6 +338,7 @@ def check_steps(steps: int) -> None:
 
 def check_examples(examples: int) -> None:
     """Refuse a data set without examples."""
+    check_number(examples, "The number of examples")
     if examples != int(examples) or examples < 1:
         raise UserError(f"The number of examples must be a whole number above 0, not {examples}.")
 

@@ -27,10 +27,12 @@ def check_inputs(x: object, y: object, views: int) -> None:
         raise UserError(
             "Gradients cannot be taken in torch.inference_mode, nor of tensors made in it."
         )
+    if not x.dim() or not y.dim():
+        raise UserError("Inputs and targets must have one row or more for each example.")
     if x.shape[0] != y.shape[0] * views:
-        raise ValueError(
+        raise UserError(
             f"{y.shape[0]} targets with {views} views each need {y.shape[0] * views} rows, not "
-            f"{x.shape[0]}"
+            f"{x.shape[0]}: give one target for each example, and all rows of its inputs."
         )
 
 
