@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from processes import commands, on_ranks
 
-from sfumato.cli.processes import restarted
+from sfumato import cli
+from sfumato.cli.processes import SHARED, restarted
 from sfumato.distributed import launch
 from sfumato.errors import UserError
 from sfumato.training import run_folder
@@ -57,6 +59,22 @@ def test_an_error_of_any_rank_is_one_sentence_of_rank_0(tmp_path: Path) -> None:
         assert leader[0] == 2 and leader[2].startswith(f"error: {sentence}"), leader
         assert leader[2].count("error:") == 1 and other == (2, "", "")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_command_whose_work_is_not_shared_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    line = ["audit", *LINE[1:6], "--out", str(tmp_path / "run")]
+    leader, other = commands([line] * 2)
+    assert leader[0] == 2 and other == (2, "", ""), (leader, other)
+    said = "error: `sfumato audit` runs in one process, and this is one of 2"
+    assert leader[2].startswith(said) and leader[2].count("error:") == 1 and not leader[1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_verb_that_takes_gpus_is_one_whose_work_is_shared() -> None:
+    verbs = typer.main.get_command(cli.app).commands.items()
+    estimated = {"plan"}  # Asks what several GPUs would take, on none.
+    takes = {name for name, verb in verbs if "gpus" in {p.name for p in verb.params}}
+    assert takes - estimated == {*SHARED}
 
 
 def test_a_port_in_use_is_said(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from sfumato.cli import clock
+from sfumato.cli.processes import refuse_several
 from sfumato.cli.terminal import Terminal, echo
 from sfumato.errors import UntrustedCodeError, UserError
 from sfumato.interrupted_import import loading
@@ -62,10 +63,13 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
     ),
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is not None:
+        refuse_several(context.invoked_subcommand)
 
 
 def _prepare_pytorch() -> None:

@@ -16,7 +16,35 @@ from sfumato.interrupted_import import loading
 from sfumato.training import run_folder
 
 GPUS = typer.Option(None, metavar="N", help="Share the work among N GPUs of this machine, or all.")
+SHARED = ("train",)
+"""Verbs whose work processes share (`together`); all others run in one."""
+
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def refuse_several(verb: str) -> None:
+    """Refuse several processes for a verb that runs in one, where they would race for its files.
+
+    Raises:
+        UserError: Rank 0 is to say so; the others end with the same exit status.
+    """
+    if verb in SHARED or not _several():
+        return
+    with together(None, "cpu"):
+        raise UserError(
+            f"`sfumato {verb}` runs in one process, and this is one of {os.environ['WORLD_SIZE']}: "
+            f"start it without torchrun. Processes share the work of `sfumato {SHARED[0]}` alone."
+        )
+
+
+def _started() -> bool:
+    """Tell whether the environment is that of a process which torchrun started."""
+    return all(os.environ.get(name) for name in _VARIABLES)
+
+
+def _several() -> bool:
+    """Tell whether it is one of several."""
+    return _started() and os.environ["WORLD_SIZE"] != "1"
 
 
 @contextmanager
@@ -28,14 +56,12 @@ def together(gpus: str | None, device: str) -> Iterator[None]:
             None.
         device: The device that the user named.
     """
-    started = all(os.environ.get(name) for name in _VARIABLES)
-    several = started and os.environ["WORLD_SIZE"] != "1"
-    if not several and gpus is None:
+    if not _several() and gpus is None:
         yield
         return
     with loading():
         from sfumato.distributed import launch
-    if not started and gpus is not None:
+    if not _started() and gpus is not None:
         count = launch.count_gpus(gpus, device)
         if count > 1:
             clock.hand_on()
