@@ -96,6 +96,15 @@ def test_the_unit_is_a_word(sfumato: Run, scans: Path) -> None:
         refused(sfumato(*words, "--unit", "P[1]"), "is no word for a unit of privacy")
 
 
+def test_a_single_patient_is_not_advised_to_be_split_otherwise(sfumato: Run, scans: Path) -> None:
+    pattern = ("--unit", "patient", "--unit-pattern", f"(?P<unit>{PATIENT})")
+    result = sfumato("train", scans, *pattern, *QUICK)
+    refused(result, "All images of", "are of one patient", "add images of other patients")
+    assert "split_seed" not in result.err
+    few = sfumato("train", scans, "--unit", "patient", *QUICK, "--set", "data.test_fraction=0.0001")
+    refused(few, "No patient of", "add patients", "data.split_seed=1")
+
+
 def test_a_patient_in_two_parts_is_refused_by_name(sfumato: Run, scans: Path) -> None:
     whole = scans.with_name("divided")
     for part in ("train", "test"):

@@ -57,13 +57,26 @@ def dataset_of(data: Data, *, given: object = None, root: str | Path | None = No
     if data.name.startswith(GIVEN):
         whole = replace(whole, name=data.name.removeprefix(GIVEN))
     dataset = subset(with_unit(whole, data.unit), data.subset, seed=data.split_seed)
-    if not len(dataset.train) or not len(dataset.test):
-        found = "No image" if len(dataset.train) else "Every image"
-        raise UserError(
-            f"{found} of {dataset.source} is set aside for testing: add images, or have others set "
-            "aside with `--set data.split_seed=1`."
-        )
+    _check_parts(dataset, data.unit)
     return dataset
+
+
+def _check_parts(dataset: Dataset, unit: str) -> None:
+    """Refuse data of which nothing is left to train on, or to test on."""
+    if len(dataset.train) and len(dataset.test):
+        return
+    parts = (dataset.train, dataset.test, dataset.validation)
+    units = {int(k) for part in parts if part and part.units is not None for k in part.units}
+    if unit != IMAGE and len(units) == 1:
+        raise UserError(
+            f"All images of {dataset.source} are of one {unit}, which is either trained on or "
+            f"tested on: add images of other {unit}s."
+        )
+    found = "No" if len(dataset.train) else "Every"
+    raise UserError(
+        f"{found} {unit} of {dataset.source} is set aside for testing: add {unit}s, or have others "
+        "set aside with `--set data.split_seed=1`."
+    )
 
 
 def split_in_words(data: Data) -> str:
