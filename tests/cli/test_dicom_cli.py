@@ -1,10 +1,12 @@
-"""DICOM files on the command line, from training to evaluation, without a word about patients."""
+"""DICOM files on the command line, from training to export, without a word about patients."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
+import torch
 from cli_result import Run, refused
 from dicom_files import SECRET, slices, write_dicom, write_scans
 from patients import PATIENT
@@ -15,7 +17,7 @@ QUICK = ("--set", "training.steps=2", "--set", "training.batch=6", "--device", "
          "--model", "tanh-cnn", "--set", "model.options.filters=2")  # fmt: skip
 
 
-def test_from_slices_to_an_evaluation(
+def test_from_slices_to_an_exported_model(
     sfumato: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
@@ -29,10 +31,18 @@ def test_from_slices_to_an_evaluation(
         ("evaluate", "r", "--data", scans, "--device", "cpu", "--out", "other"),
         ("data", "show", scans, "--unit", "patient"),
         ("report", "r"),
+        ("predict", "r", scans, "--device", "cpu", "--out", "other/found.csv"),
+        ("export", "r", "--to", "torchscript", "--out", "other/model.pt"),
     ):  # fmt: skip
         done = sfumato(*words)
         assert done.code == 0, done
         said.append(done.out + done.err)
+    with open("other/found.csv", newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 90 and {row["class"] for row in found} <= {"benign", "malignant"}
+    assert set(found[0]) == {"file", "class", "probability"}
+    probabilities = torch.jit.load("other/model.pt")(torch.rand(3, 1, 12, 12))
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(3))
     written = [path for folder in ("r", "other", cache) for path in Path(folder).rglob("*")]
     texts = [path.read_bytes() for path in written if path.is_file()]
     assert len(texts) > 8 and any(path.suffix == ".npy" for path in written)
