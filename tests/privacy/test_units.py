@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,6 +24,7 @@ from sfumato.privacy import (
     Unclipped,
     physical_batches,
 )
+from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.unit_loss import PADDING
 from sfumato.privacy.units import Units
 
@@ -252,6 +254,41 @@ def test_at_most_so_many_images_are_drawn_evenly_without_replacement() -> None:
         rate = min(3, SIZES[unit]) / SIZES[unit]
         error = math.sqrt(rate * (1 - rate) / steps)
         assert ((counts[unit == IDS] / steps - rate).abs() <= 5 * error).all()
+
+
+def test_units_are_drawn_independently_whatever_their_sizes() -> None:
+    """Counts of draws with both of two units, either or none are binomial, as their bounds are.
+
+    A fixed key makes the counts the same in every run. Bounds are exact quantiles, of 10^-6 each.
+    """
+    sizes, per_unit, steps = [1, 50, 3, 2], 4, 2000
+    units = Units(torch.repeat_interleave(torch.arange(4), torch.tensor(sizes)))
+    sampler = PoissonSampler(4, 1.6)
+    draws = sampler.batches(
+        steps, Randomness.from_seed(11),
+        images=lambda drawn, stream: _taken(units, drawn, per_unit, stream),
+    )  # fmt: skip
+    inside = torch.zeros(steps, 4, dtype=torch.bool)
+    for step, images in enumerate(draws):
+        counts = torch.bincount(units.of[images], minlength=4).tolist()
+        assert all(c in (0, min(s, per_unit)) for c, s in zip(counts, sizes, strict=True))
+        inside[step] = torch.tensor(counts) > 0
+    q = sampler.rate
+    for a, b in itertools.combinations(range(4), 2):
+        for first, second in itertools.product((True, False), repeat=2):
+            found = int(((inside[:, a] == first) & (inside[:, b] == second)).sum())
+            chance = (q if first else 1 - q) * (q if second else 1 - q)
+            low, high = stats.binom.ppf([1e-6, 1 - 1e-6], steps, chance)
+            assert low <= found <= high, (a, b, first, second, found)
+    pairs = inside.view(-1, 2, 4)  # Steps that follow each other, each step in one pair.
+    low, high = stats.binom.ppf([1e-6, 1 - 1e-6], steps // 2, q**2)
+    for a, b in itertools.product(range(4), repeat=2):
+        assert low <= int((pairs[:, 0, a] & pairs[:, 1, b]).sum()) <= high, (a, b)
+
+
+def _taken(units: Units, drawn: Tensor, most: int, stream: Keystream) -> Tensor:
+    found = units.images(drawn, most=most, slots=most, stream=stream)
+    return found[found != PADDING]
 
 
 def test_units_are_numbered_by_their_first_image() -> None:

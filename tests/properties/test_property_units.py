@@ -1,4 +1,4 @@
-"""Units of any size, views, splits and clipping rules: the same update as one unit at a time."""
+"""Units of any size, limits, views, splits and rules: the same update as one unit at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from test_property_methods import CLASSES, SIZE, family, rules
 from torch import Tensor, nn
 
-from sfumato.privacy import ClippingRule, GaussianNoise, PoissonSampler, PrivateGradients
+from sfumato.privacy import (
+    ClippingRule,
+    GaussianNoise,
+    PoissonSampler,
+    PrivateGradients,
+    Randomness,
+)
+from sfumato.privacy.unit_loss import PADDING
+from sfumato.privacy.units import Units
 
 BATCH = 4.0
 
@@ -47,6 +55,7 @@ def one_unit_at_a_time(
 @given(
     name=st.sampled_from(["tanh-cnn", "papernot-1", "resnet20"]),
     sizes=st.lists(st.one_of(st.integers(1, 4), st.integers(1, 50)), min_size=1, max_size=4),
+    per_unit=st.one_of(st.integers(1, 6), st.integers(1, 50)),
     images=st.integers(1, 12),
     views=st.integers(1, 3),
     at_once=st.integers(1, 80),
@@ -56,6 +65,7 @@ def one_unit_at_a_time(
 def test_any_units_add_their_clipped_means(
     name: str,
     sizes: list[int],
+    per_unit: int,
     images: int,
     views: int,
     at_once: int,
@@ -63,7 +73,15 @@ def test_any_units_add_their_clipped_means(
     seed: int,
 ) -> None:
     network, generator = family(name), torch.Generator().manual_seed(seed)
-    units = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    every = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    stream = Randomness.from_seed(seed).stream(1, "images")
+    drawn = Units(every).images(
+        torch.arange(len(sizes)), most=per_unit, slots=per_unit, stream=stream
+    )
+    taken = drawn[drawn != PADDING]
+    assert len(taken.unique()) == len(taken)
+    units = every[taken]
+    assert torch.bincount(units).tolist() == [min(size, per_unit) for size in sizes]
     x = torch.randn(len(units) * views, 1, SIZE, SIZE, generator=generator)
     y = torch.randint(CLASSES, (len(units),), generator=generator)
     private = PrivateGradients(
