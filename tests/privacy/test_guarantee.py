@@ -51,6 +51,7 @@ def test_every_epsilon_follows_from_all_steps() -> None:
     "g",
     [
         example(),
+        example(unit="patient"),
         Guarantee(data="open", private=False, public=True),
         replace(example(), group_epsilon={2: 9.0, 3: 20.0, 5: math.inf, 10: math.inf}),
     ],
@@ -58,6 +59,14 @@ def test_every_epsilon_follows_from_all_steps() -> None:
 def test_what_is_written_is_read_back(g: Guarantee) -> None:
     text = json.dumps(g.to_dict(), allow_nan=False)
     assert Guarantee.from_dict(json.loads(text)) == g
+
+
+def test_exposures_and_the_statement_name_the_unit_of_steps() -> None:
+    other = Exposure("clinic", steps=BEFORE, epsilon={"pld": 1.0, "rdp": 1.5}, delta=1e-5)
+    for unit, said in (("patient", " at δ = 1e-05 for one image."), ("image", " at δ = 1e-05.")):
+        g = replace(example(unit=unit), exposures=(*example(unit=unit).exposures, other))
+        assert g.exposures[0].unit == unit and said in " ".join(statement(g).split())
+        assert ("unit" in g.exposures[0].to_dict()) == (unit != "image")
 
 
 def test_the_json_says_what_an_auditor_needs() -> None:

@@ -358,9 +358,10 @@ def _start(g: Guarantee) -> list[str]:
         data = escaped(e.data)
         if e.noisy:
             cost = ", ".join(f"{upwards(v)} by {k.upper()}" for k, v in e.epsilon.items())
-            seed = ", with noise from a seed" if e.seeded else ""
+            whose = "" if e.unit == g.unit == "image" else f" for one {escaped(e.unit)}"
+            whose += ", with noise from a seed" if e.seeded else ""
             lines.append(
-                f"The start also depends on '{data}', with ε = {cost} at δ = {e.delta:g}{seed}. "
+                f"The start also depends on '{data}', with ε = {cost} at δ = {e.delta:g}{whose}. "
                 f"This run released nothing more about those images, provided that {none} is "
                 f"in '{escaped(g.data)}' too, as the user declared."
             )

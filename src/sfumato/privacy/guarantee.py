@@ -179,6 +179,7 @@ class Guarantee:
             known_as or found.data, found.public, merge(history), found.epsilon, delta,
             found.seeded or found.start_seeded, also=found.start_names,
             looked=(*found.looked, *found.start_looked), selected=selection is not None,
+            unit="image" if found.own_loop else found.unit,
         )  # fmt: skip
         groups = {size: found.epsilon_of(size) for size in SIZES}
         return replace(found, group_epsilon=groups, exposures=(own, *others))

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,22 @@ def test_public_and_drawn_starts_leave_the_key_of_a_seed_alone(place: Path) -> N
     assert donor is not None and donor.origin.weights
     assert donor.origin.seeded_randomness(7) == Randomness.from_seed(7)
     assert start.Origin().seeded_randomness(7) == Randomness.from_seed(7)
+
+
+def test_steps_about_another_unit_are_not_counted_as_ones_about_this(place: Path) -> None:
+    """Steps that protect an image say nothing about a patient with several, nor the reverse."""
+    same = {"start.source": str(place / "noisy"), "start.same_data": True}
+    by_patient = recipe(place, "scans", {**same, "data.unit": "patient"})
+    with pytest.raises(UserError, match=r"protect one image, .* one patient: .*data\.unit = image"):
+        start.open_donor(by_patient)
+    apart = by_patient.replace({"data.name": "other", "start.same_data": False})
+    donor = start.open_donor(apart)
+    assert donor is not None and not donor.origin.before
+    exposure = replace(donor.origin.exposures[0], unit="patient")
+    assert Exposure.from_dict(json.loads(json.dumps(exposure.to_dict()))) == exposure
+    with pytest.raises(UserError, match=r"protect one patient, .* one image: "):
+        start._judged([exposure], recipe(place, "scans", same))
+    assert start._judged([exposure], by_patient) == ((), exposure.steps)
 
 
 def test_other_private_images_are_stated_and_not_counted(place: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ class Exposure:
         looked: Decisions made by looking at some of them without noise, in sentences.
         selected: Whether the steps are those of the best of several runs: `epsilon` counts the
             choice, which the steps alone do not show.
+        unit: The unit of privacy that the steps protect, such as `patient`.
     """
 
     data: str
@@ -41,6 +42,7 @@ class Exposure:
     also: tuple[str, ...] = ()
     looked: tuple[str, ...] = ()
     selected: bool = False
+    unit: str = "image"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,6 +72,7 @@ class Exposure:
             **({"also": list(self.also)} if self.also else {}),
             **({"looked": list(self.looked)} if self.looked else {}),
             **({"selected": True} if self.selected else {}),
+            **({"unit": self.unit} if self.unit != "image" else {}),
         }
 
     @classmethod
@@ -86,6 +89,7 @@ class Exposure:
             also=tuple(map(str, content.get("also", ()))),
             looked=tuple(map(str, content.get("looked", ()))),
             selected=content.get("selected", False) is not False,
+            unit=str(content.get("unit", "image")),
         )
 
 

@@ -228,7 +228,9 @@ def _judged(
 
     Guarantee: For a private run no exposure is left bare, a data set of this run's name is never
     taken for another one, whichever runs the weights went through, and noisy steps are left out of
-    the count only if the user said that they were taken on other images.
+    the count only if the user said that they were taken on other images. Steps are counted only if
+    they protect the run's own unit: those about one image do not bound what a patient with several
+    adds, and those about a patient do not bound what one image less changes.
     """
     s = recipe.start
     if s.public:
@@ -281,6 +283,13 @@ def _judged(
             f"start.source = '{s.source}' is the best of several runs on this run's images "
             "(`sfumato tune --private`), and its steps do not count what the choice cost. Start "
             "from a run that was not chosen so."
+        )
+    if others := [e.unit for e in noisy if e.unit != recipe.data.unit]:
+        raise UserError(
+            f"start.source = '{s.source}' took steps on this run's images that protect one "
+            f"{others[0]}, and this run is to protect one {recipe.data.unit}: they cannot be "
+            f"counted together. Train this run with data.unit = {others[0]}, or the start again "
+            f"with data.unit = {recipe.data.unit}."
         )
     before = merge([step for e in noisy for step in e.steps])
     return tuple(e for e in exposures if not e.noisy), before
