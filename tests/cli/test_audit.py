@@ -12,7 +12,7 @@ from cli_result import Run, refused
 
 from sfumato import recipes
 from sfumato.privacy.noise import GaussianNoise
-from sfumato.training.canaries import AuditSettings
+from sfumato.training.canary_plan import AuditSettings
 from tiny_run import train_run
 
 SHORT = ("--set", "model.options.filters=4", "--set", "training.steps=4", "--device", "cpu")
