@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -19,6 +20,9 @@ GPUS = typer.Option(None, metavar="N", help="Share the work among N GPUs of this
 SHARED = ("train",)
 """Verbs whose work processes share (`together`); all others run in one."""
 
+_SPOKEN = 3.0
+"""Seconds in which rank 0 has said why all of them end."""
+
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -30,11 +34,14 @@ def refuse_several(verb: str) -> None:
     """
     if verb in SHARED or not _several():
         return
-    with together(None, "cpu"):
-        raise UserError(
-            f"`sfumato {verb}` runs in one process, and this is one of {os.environ['WORLD_SIZE']}: "
-            f"start it without torchrun. Processes share the work of `sfumato {SHARED[0]}` alone."
-        )
+    if os.environ["RANK"] != "0":
+        time.sleep(_SPOKEN)  # torchrun ends all processes once one of them has ended.
+        raise typer.Exit(2)
+    raise UserError(
+        f"`sfumato {verb}` runs in one process, and this is one of {os.environ['WORLD_SIZE']}: "
+        "start it without torchrun, or unset RANK and WORLD_SIZE. Processes share the work of "
+        f"`sfumato {SHARED[0]}` alone."
+    )
 
 
 def _started() -> bool:
