@@ -265,7 +265,7 @@ def test_padding_does_not_count_when_the_batch_is_handed_over() -> None:
 def test_a_batch_that_raises_does_not_count() -> None:
     private, x, y = own_loop()
     batch = next(physical_batches(torch.tensor([1, 4]), 2))
-    with pytest.raises(ValueError, match="rows"):
+    with pytest.raises(UserError, match="rows"):
         private.accumulate(x[:1], y[batch.indices], batch)
     private.accumulate(x[batch.indices], y[batch.indices], batch)
 
