@@ -201,7 +201,13 @@ def resumed(folder: Path) -> None:
     resume(folder, device="cpu")
 
 
-@pytest.mark.parametrize("changes", [{}, SHARDED], ids=["replicated", "sharded"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="replicated"),
+        pytest.param(SHARDED, id="sharded", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_one_rank_stops_all_after_one_step(
     tmp_path: Path, few: Path, changes: dict[str, Any]
 ) -> None:
@@ -269,7 +275,7 @@ def killed(victim: int, folder: Path, few: Path, seconds: float, steps: int) -> 
         train(tiny(few, **{"training.steps": steps}), out=folder, device="cpu")
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_and_resumed_on_other_ranks(
     tmp_path: Path, few: Path, kills: int
 ) -> None:

@@ -174,6 +174,7 @@ def test_the_best_setting_may_start_from_another_run(tmp_path: Path) -> None:
     assert [e.row for e in outcome.done] == ["tiny/better", "tiny/after"], outcome.failed
 
 
+@pytest.mark.slow
 def test_all_seeds_of_a_row_may_share_one_start(tmp_path: Path) -> None:
     source, kept = row("source", changes={"privacy.epsilon": 1.0}), {"start.same_data": True}
     after = row("after", needs=source, one_start=True, changes=kept)
