@@ -17,6 +17,7 @@ from sfumato.errors import UserError
 from sfumato.privacy import Flat, GaussianNoise, PoissonSampler, PrivateGradients
 from sfumato.privacy.checks import spot_check
 from sfumato.privacy.numerics.randomness import Randomness
+from sfumato.privacy.per_example import PerExample
 from thinning import one_in
 
 SENTINEL = 0.3712
@@ -235,6 +236,24 @@ def test_late_mixing_stops_the_statement(name: str, monkeypatch: pytest.MonkeyPa
             for p in model.parameters():
                 p.grad = None
         engine.statement(delta=1e-5, data="examples")
+
+
+@pytest.mark.parametrize("name", ["early exit", "a value, half of the batch"])
+def test_a_compiled_pass_compares_single_examples_among_their_copies(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, loss = LATE[name]()
+    engine = private(model, loss, noise=GaussianNoise(1.0))
+    x, y = data()
+    engine.accumulate(x, y)
+    engine.release()
+    trained(model)
+    # As for a compiled pass, in which examples do not run alone.
+    monkeypatch.setattr(spot_check, "run_alone", lambda *_: None)
+    monkeypatch.setattr(PerExample, "precision_for", lambda *_: torch.float32)
+    with pytest.raises(UserError, match="one example reach"):
+        engine.check(*set_off(x, y))
 
 
 def test_the_first_batch_is_checked() -> None:

@@ -33,6 +33,9 @@ EVERY = 500
 KINDS = ("copies", "zeros", "random", "alone")
 """Replacements of the examples that are not compared; `alone` removes them."""
 
+_SINGLE = "single"
+"""Replacement before a statement, in a compiled pass: one example, by outputs, among its copies."""
+
 _FEW = 2
 """Number of examples that run alone, and that are compared among random ones."""
 
@@ -132,12 +135,11 @@ class SpotCheck:
             UserError: One example reached another.
         """
         check_inputs(x, y, engine.views)
-        # An example among its own copies stands for one alone, where the pass is compiled.
-        kinds = KINDS if engine.precision_for(x) is None else (*KINDS, *("single",) * _MANY)
+        singles = 0 if engine.precision_for(x) is None else min(_MANY, len(y))
         trained = sum(p.numel() for p in engine.trainable.values())
         alone = max(_FEW, min(_MANY, _NUMBERS // max(1, trained)))
         with explained(engine.objective, x, y), undisturbed(engine.model, engine.loss):
-            _checked(engine, x.clone(), y, kinds, alone)
+            _checked(engine, x.clone(), y, (*KINDS, *(_SINGLE,) * singles), alone)
 
     def _kinds(self) -> tuple[str, ...]:
         """The replacements to try on this batch: all, one, or mostly none."""
@@ -180,9 +182,9 @@ def _checked(
     engine.settle(x, y)
     given = x.clone()  # A model may change its inputs in place.
     kept, drawn = Snapshot(engine.model, engine.loss), RandomState(engine.model)
-    replaced: list[tuple[Tensor, _Shown]] = []
+    replaced: list[tuple[str, Tensor, _Shown]] = []
     alone: Alone | None = None
-    picks = _half(len(y))
+    picks, singles = _half(len(y)), iter(_order(len(y)))
     try:
         for kind in kinds:
             if kind == "alone":
@@ -192,11 +194,13 @@ def _checked(
                 drawn.put_back()
                 continue
             looked_at = picks
-            if kind in ("random", "single"):
-                looked_at = _few(len(y), 1 if kind == "single" else _FEW)
+            if kind == "random":
+                looked_at = _few(len(y))
+            elif kind == _SINGLE:
+                looked_at = torch.arange(len(y)) == next(singles)
             picks = ~picks
             if (shown := _among(engine, given, y, looked_at, kind, kept)) is not None:
-                replaced.append((looked_at, shown))
+                replaced.append((kind, looked_at, shown))
             kept.put_back(None if shown is None else shown.state)
             drawn.put_back()
     finally:
@@ -206,8 +210,8 @@ def _checked(
     norms, state = found.squared_norms(), Snapshot(engine.model, engine.loss, like=kept)
     fine = state.same_parameters(kept)
     allowed = _ROUNDING * LOOSE.get(engine.precision_for(x) or engine.narrowest, 1e-2)
-    for looked_at, shown in replaced:
-        real = _tensors(found, norms, looked_at, engine.views)
+    for kind, looked_at, shown in replaced:
+        real = _tensors(found, norms, looked_at, engine.views, kind)
         moved = max(map(distance, real, shown.tensors), default=0.0)
         fine = fine and moved <= allowed and state.first_difference(shown.state) is None
     if alone is not None and drawn.same(RandomState(engine.model)) and kept.same_draws(state):
@@ -227,10 +231,10 @@ def _half(examples: int) -> Tensor:
     return mask
 
 
-def _few(examples: int, count: int) -> Tensor:
+def _few(examples: int) -> Tensor:
     """A few random examples, never all, as a mask."""
     mask = torch.zeros(examples, dtype=torch.bool)
-    mask[_order(examples)[: min(count, examples - 1)]] = True
+    mask[_order(examples)[: min(_FEW, examples - 1)]] = True
     return mask
 
 
@@ -265,13 +269,20 @@ def _among(
         if out_of_memory(error):
             raise
         return None
-    tensors = _tensors(found, found.squared_norms(), picks, engine.views)
+    tensors = _tensors(found, found.squared_norms(), picks, engine.views, kind)
     return _Shown([t.clone() for t in tensors], Snapshot(engine.model, engine.loss, like=kept))
 
 
-def _tensors(found: PerExampleGradients, norms: Tensor, picks: Tensor, views: int) -> list[Tensor]:
-    """Losses, outputs, norms and a weighted sum of the picked examples."""
+def _tensors(
+    found: PerExampleGradients, norms: Tensor, picks: Tensor, views: int, kind: str
+) -> list[Tensor]:
+    """Losses, outputs, norms and a weighted sum of the picked examples.
+
+    Of a single example only the outputs: its gradient may be rounding errors of cancelled terms.
+    """
     own = picks.to(found.losses.device)
+    if kind == _SINGLE and found.outputs is not None:
+        return [found.outputs[own.repeat_interleave(views)]]
     weights = torch.linspace(0.5, 1, len(own), dtype=torch.float64, device=own.device) * own
     outputs = [] if found.outputs is None else [found.outputs[own.repeat_interleave(views)]]
     sums = found.weighted_sum(weights.unsqueeze(1))

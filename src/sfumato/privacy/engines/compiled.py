@@ -255,7 +255,7 @@ class Compiled:
         outputs = at_least_float32(outputs)
         targets = y.repeat_interleave(views, 0) if views > 1 else y
         losses = self.objective.loss(outputs, targets).view(-1, views).mean(1)
-        # Of results that may have gradients, the compiler writes those out, as zeros.
+        # The compiler would fill and add gradients of zeros for every other result.
         return losses.sum(), losses.detach(), outputs.detach(), *inputs
 
     def _sorted(self, grads: list[Tensor], inputs: list[Tensor]) -> Found:
