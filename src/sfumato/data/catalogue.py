@@ -227,6 +227,7 @@ CATALOGUE: dict[str, Entry] = {
                 "imagenette2-160",
                 "imagenette2-320",
                 "imagenette2",
+                "imagenette",
                 "imagenette/imagenette2-160",
                 "imagenette/imagenette2-320",
                 "imagenette/imagenette2",
