@@ -191,6 +191,7 @@ def _checked(
                 alone = run_alone(engine, given, y, torch.tensor(_order(len(y))[:few]))
                 # A model that draws random numbers draws others for an example alone.
                 alone = alone if drawn.same(RandomState(engine.model)) else None
+                kept.put_back()
                 drawn.put_back()
                 continue
             looked_at = picks
@@ -203,9 +204,10 @@ def _checked(
                 replaced.append((kind, looked_at, shown))
             kept.put_back(None if shown is None else shown.state)
             drawn.put_back()
-    finally:
+    except BaseException:
         kept.put_back()
         drawn.put_back()
+        raise
     found = engine(x, y)
     norms, state = found.squared_norms(), Snapshot(engine.model, engine.loss, like=kept)
     fine = state.same_parameters(kept)
