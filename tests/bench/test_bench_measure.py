@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -160,3 +162,26 @@ def test_reasons_are_one_short_line() -> None:
     assert len(reason_of(RuntimeError("x" * 1000))) == 160
     assert reason_of(ValueError()) == "ValueError"
     assert module.reason_of(MemoryError()) == "out of memory"
+
+
+def test_algorithms_are_searched_for_while_other_processes_are_stopped(cuda: None) -> None:
+    alone = False
+    seen: list[tuple[bool, bool]] = []
+
+    @contextlib.contextmanager
+    def stopped() -> Iterator[None]:
+        nonlocal alone
+        alone = True
+        yield
+        alone = False
+
+    def step() -> None:
+        seen.append((alone, torch.backends.cudnn.benchmark))
+        tick()
+
+    def prepare(name: str, case: Case, device: torch.device) -> Contender:
+        return Contender(step, "fake")
+
+    method = Method(CUDA, 3, 1, alone=stopped)
+    measure(TINY, ["not-private"], method, done=ignore, prepare=prepare)
+    assert seen == [(False, False), *[(True, True)] * 4]

@@ -136,8 +136,9 @@ def _time_alone(result: Measurement, case: Case, method: Method, prepare: Prepar
     contender = prepare(result.contender, case, method.device)
     try:
         _describe(result, contender)
-        contender.step()
-        wait(method.device, contender)
+        with contextlib.nullcontext() if method.alone is None else without_search():
+            contender.step()
+            wait(method.device, contender)
         if method.alone is None:
             result.first_step = time.perf_counter() - started
         with contextlib.nullcontext() if method.alone is None else method.alone():
@@ -289,6 +290,21 @@ def helped(name: str, device: torch.device) -> Iterator[None]:
     finally:
         torch.backends.cudnn.benchmark = before[0]
         torch.set_float32_matmul_precision(before[1])
+
+
+@contextlib.contextmanager
+def without_search() -> Iterator[None]:
+    """Let cuDNN take the algorithms that it expects to be fastest, and time none.
+
+    Where other processes use the device, the times of algorithms say little. Those of later steps
+    are searched for anew, as cuDNN keeps only algorithms that it has timed.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def clean(device: torch.device) -> None:
