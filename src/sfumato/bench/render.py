@@ -1,16 +1,17 @@
-"""Generation of the tables in `docs/performance.md` from committed records."""
+"""Generation of the tables in `docs/performance.md` and the README from committed records."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from sfumato.bench import picture, profiling, record, record_tables
+from sfumato.bench import picture, profiling, record, record_tables, speed_table
 from sfumato.bench.targets import verdicts
 from sfumato.errors import UserError
-from sfumato.io.atomic import write_whole
+from sfumato.io.marked_block import has_block, replace_block
 
 RESULTS = Path("benchmarks/results")
 PAGE = Path("docs/performance.md")
+README = Path("README.md")
 IMAGES = Path("images")
 BEGIN = "<!-- sfumato bench --render: begin -->"
 END = "<!-- sfumato bench --render: end -->"
@@ -30,10 +31,7 @@ def render(root: Path) -> list[Path]:
         raise UserError(
             f"{page} is not there: run `sfumato bench --render` at the top of a checkout."
         )
-    text = page.read_text(encoding="utf-8")
-    before, found, rest = text.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
+    if not has_block(page, BEGIN, END):
         raise UserError(f"{page} lacks the lines '{BEGIN}' and '{END}', between which to write.")
     records = [record.read(path) for path in sorted(results.glob("*.json"))]
     records.sort(key=lambda r: r.date, reverse=True)
@@ -45,7 +43,10 @@ def render(root: Path) -> list[Path]:
         sections.append(section)
         written += pictures
     content = "\n\n".join(sections) or "No measurement is recorded yet."
-    write_whole(page, f"{before}{BEGIN}\n\n{content}\n\n{END}{after}".encode())
+    replace_block(page, BEGIN, END, f"\n{content}\n")
+    front = root / README
+    if front.is_file() and replace_block(front, BEGIN, END, speed_table.table(records)):
+        written.append(front)
     return written
 
 

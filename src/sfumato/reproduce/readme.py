@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sfumato.io.atomic import write_whole
+from sfumato.io.marked_block import replace_block
 from sfumato.reproduce import results_file
 from sfumato.reproduce.lookup import every_row
 from sfumato.reproduce.results_file import Entry
@@ -30,14 +30,9 @@ def update(readme: Path, entries: Sequence[Entry]) -> list[Path]:
     Returns:
         The file, if it was written.
     """
-    if not readme.is_file():
-        return []
-    before, found, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        return []
-    write_whole(readme, f"{before}{BEGIN}\n{table(entries)}\n{END}{after}".encode())
-    return [readme]
+    if readme.is_file() and replace_block(readme, BEGIN, END, table(entries)):
+        return [readme]
+    return []
 
 
 def table(entries: Sequence[Entry]) -> str:
