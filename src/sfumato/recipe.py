@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sfumato.errors import UserError, nearest
+from sfumato.recipe_checks import check_together
 from sfumato.settings import Augment, Data, Model, Optimizer, Privacy, Start, Training
-from sfumato.text import check_unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ def from_dict(
             hint = f" Did you mean '{inside[0]}'?" if inside else nearest(key, _CLASSES)
             raise UserError(f"Unknown setting '{key}' in {where}.{hint}")
     recipe = Recipe(**parts)
-    _check_together(recipe)
+    check_together(recipe)
     return recipe
 
 
@@ -274,50 +274,6 @@ def _is_moderate(value: Any, depth: int = 0) -> bool:
         inside = value.values() if isinstance(value, Mapping) else value
         return depth < 5 and all(_is_moderate(part, depth + 1) for part in inside)
     return not isinstance(value, int) or abs(value) < (2**63 if depth == 0 else 2**200)
-
-
-def _check_together(recipe: Recipe) -> None:
-    """Refuse settings that are possible alone but not together."""
-    if recipe.training.steps is not None and recipe.training.epochs is not None:
-        raise UserError("Give training.steps or training.epochs, not both.")
-    if recipe.optimizer.nesterov and not recipe.optimizer.momentum:
-        raise UserError("optimizer.nesterov needs optimizer.momentum greater than 0.")
-    check_unit(recipe.data.unit)
-    if recipe.data.public and recipe.privacy.enabled:
-        raise UserError(
-            "data.public = true declares that the training images need no privacy, for a run with "
-            "privacy.enabled = false (`sfumato pretrain`). Leave it out of a private run."
-        )
-    _check_methods(recipe)
-    start = recipe.start
-    about_source = start.public or start.reset is not None or start.same_data is not None
-    if about_source and not start.source:
-        raise UserError(
-            "start.reset, start.public and start.same_data are about the weights that a run starts "
-            "from: name them in start.source."
-        )
-
-
-def _check_methods(recipe: Recipe) -> None:
-    p, t = recipe.privacy, recipe.training
-    if (p.clipping == "group-wise") != bool(p.groups):
-        raise UserError(
-            "privacy.clipping = 'group-wise' and privacy.groups (name patterns) go together: give "
-            "both, or neither."
-        )
-    if p.group_clips and p.clipping not in ("group-wise", "per-layer"):
-        raise UserError(
-            "privacy.group_clips needs privacy.clipping = 'group-wise' (with privacy.groups) or "
-            "'per-layer'."
-        )
-    if p.clip_decay != 1 and p.clipping.startswith(("adaptive", "automatic")):
-        raise UserError(
-            f"privacy.clip_decay lowers C by a plan, but privacy.clipping = '{p.clipping}' "
-            f"{'has no C' if p.clipping == 'automatic' else 'finds C by itself'}: choose one."
-        )
-    if t.views < 2 and (t.clean_view or t.self_mix):
-        name = "training.clean_view" if t.clean_view else "training.self_mix"
-        raise UserError(f"{name} needs training.views of at least 2.")
 
 
 _EARLIER: dict[str, dict[str, Any]] = {"data": {"split_rule": "stratified"}}

@@ -1,0 +1,59 @@
+"""Settings of a recipe that are possible alone but not together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.errors import UserError
+from sfumato.text import check_unit
+
+if TYPE_CHECKING:
+    from sfumato.recipe import Recipe
+
+
+def check_together(recipe: Recipe) -> None:
+    """Refuse settings that are possible alone but not together.
+
+    Raises:
+        UserError: There are some.
+    """
+    if recipe.training.steps is not None and recipe.training.epochs is not None:
+        raise UserError("Give training.steps or training.epochs, not both.")
+    if recipe.optimizer.nesterov and not recipe.optimizer.momentum:
+        raise UserError("optimizer.nesterov needs optimizer.momentum greater than 0.")
+    check_unit(recipe.data.unit)
+    if recipe.data.public and recipe.privacy.enabled:
+        raise UserError(
+            "data.public = true declares that the training images need no privacy, for a run with "
+            "privacy.enabled = false (`sfumato pretrain`). Leave it out of a private run."
+        )
+    _check_methods(recipe)
+    start = recipe.start
+    about_source = start.public or start.reset is not None or start.same_data is not None
+    if about_source and not start.source:
+        raise UserError(
+            "start.reset, start.public and start.same_data are about the weights that a run starts "
+            "from: name them in start.source."
+        )
+
+
+def _check_methods(recipe: Recipe) -> None:
+    p, t = recipe.privacy, recipe.training
+    if (p.clipping == "group-wise") != bool(p.groups):
+        raise UserError(
+            "privacy.clipping = 'group-wise' and privacy.groups (name patterns) go together: give "
+            "both, or neither."
+        )
+    if p.group_clips and p.clipping not in ("group-wise", "per-layer"):
+        raise UserError(
+            "privacy.group_clips needs privacy.clipping = 'group-wise' (with privacy.groups) or "
+            "'per-layer'."
+        )
+    if p.clip_decay != 1 and p.clipping.startswith(("adaptive", "automatic")):
+        raise UserError(
+            f"privacy.clip_decay lowers C by a plan, but privacy.clipping = '{p.clipping}' "
+            f"{'has no C' if p.clipping == 'automatic' else 'finds C by itself'}: choose one."
+        )
+    if t.views < 2 and (t.clean_view or t.self_mix):
+        name = "training.clean_view" if t.clean_view else "training.self_mix"
+        raise UserError(f"{name} needs training.views of at least 2.")
