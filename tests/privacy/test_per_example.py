@@ -147,6 +147,16 @@ def test_frozen_parameters_have_no_gradients_until_they_are_trained_again(model:
     assert engine(X, Y).names == ()
 
 
+def test_what_was_chosen_can_be_forgotten(model: nn.Module) -> None:
+    engine = PerExample(model)
+    engine(X, Y)
+    assert engine.knows(X, Y)
+    engine.forget()
+    assert not engine.knows(X, Y) and engine.method is None
+    engine(X, Y)
+    assert engine.knows(X, Y)
+
+
 def test_rare_branch_falls_back_while_running() -> None:
     """A layer that sees only some rows, but all of them in the checks."""
 

@@ -187,6 +187,16 @@ class PerExample:
             chosen = self._chosen(x, y, tuple(self.trainable)) or self._choose(x, y)
         self.engine = chosen[0]
 
+    def forget(self) -> None:
+        """Forget the engines and compiled passes chosen so far, with the memory that they hold.
+
+        The next batch is checked as the first one was.
+        """
+        self.engine = None
+        self._checked.clear()
+        self._compiled.clear()
+        give_back()
+
     def precision_for(self, x: Tensor) -> torch.dtype | None:
         """The precision of a compiled pass for such inputs; None for no compiled pass."""
         if self.precision != "auto":

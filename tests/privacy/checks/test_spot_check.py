@@ -408,6 +408,21 @@ def test_one_example_is_not_the_checked_first_batch() -> None:
     assert not engine.spot_check._begun
 
 
+def test_the_first_batch_after_engines_were_forgotten_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spot_check, "EVERY", 10**9)
+    engine, (x, y) = private(LATE["a value in one example"]()[0]), data()
+    engine.accumulate(x, y)
+    engine.discard()
+    x[7, 3] = SENTINEL
+    engine.accumulate(x, y)
+    engine.discard()
+    engine.per_example.forget()
+    with pytest.raises(UserError, match="one example reach"):
+        engine.accumulate(x, y)
+
+
 def frozen(model: nn.Module, _engine: PrivateGradients) -> None:
     model.requires_grad_(False)
 

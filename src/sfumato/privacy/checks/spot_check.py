@@ -69,7 +69,8 @@ class SpotCheck:
     """Comparison of some examples of a physical batch with themselves among others, and alone.
 
     The operating system's randomness chooses the batches and examples that are checked, so no
-    model can predict them. The first batch is always checked, and the last before a statement.
+    model can predict them. The first batch is always checked, as is the first after the engine has
+    forgotten what it knew of the model, and the last before a statement.
 
     Guarantee: In a batch that was checked, losses, outputs, norms and the weighted sum of the
     compared examples are the same, up to rounding, whatever the other examples are. The state that
@@ -91,6 +92,7 @@ class SpotCheck:
         """
         if not engine.check or not len(y):
             return engine(x, y)
+        self._begun = self._begun and engine.engine is not None
         kinds = self._kinds()
         with explained(engine.objective, x, y):
             found = _checked(engine, x, y, kinds) if kinds else engine(x, y)
