@@ -19,7 +19,7 @@ from typing import Any
 
 from sfumato.errors import UserError, nearest
 from sfumato.recipe_checks import check_together
-from sfumato.settings import Augment, Data, Model, Optimizer, Privacy, Start, Training
+from sfumato.settings import Augment, Data, Model, Optimizer, Phase, Privacy, Start, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,8 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, without unset ones."""
-        return _without_none(dataclasses.asdict(self))
+        content: dict[str, Any] = _without_none(dataclasses.asdict(self))
+        return content
 
     def to_toml(self) -> str:
         """The complete recipe as a TOML file, each setting with its meaning."""
@@ -56,17 +57,20 @@ class Recipe:
         for section in _SECTIONS:
             part = getattr(self, section)
             lines += ["", f"# {part.__doc__}", f"[{section}]"]
-            options: dict[str, Any] = {}
+            below: list[str] = []
             for f in dataclasses.fields(part):
                 value = getattr(part, f.name)
                 if isinstance(value, dict):
-                    options = value
+                    below += ["", f"[{section}.{f.name}]", *_toml_lines(value)] if value else []
+                    continue
+                if _entries(_HINTS[_CLASSES[section]][f.name]) and value:
+                    for entry in value:
+                        stated = _without_none(dataclasses.asdict(entry))
+                        below += ["", f"[[{section}.{f.name}]]", *_toml_lines(stated)]
                     continue
                 text = f"# {f.name} =" if value is None else f"{f.name} = {toml_value(value)}"
                 lines.append(f"{text:<30}  # {f.metadata['help']}")
-            if options:
-                lines += ["", f"[{section}.options]"]
-                lines += [f"{key} = {toml_value(value)}" for key, value in options.items()]
+            lines += below
         return "\n".join(lines) + "\n"
 
     def changed(self) -> dict[str, Any]:
@@ -137,15 +141,29 @@ _CLASSES: dict[str, type[Any]] = {
     "augment": Augment,
     "training": Training,
 }
-_HINTS = {section: typing.get_type_hints(cls) for section, cls in _CLASSES.items()}
+_HINTS = {cls: typing.get_type_hints(cls) for cls in (*_CLASSES.values(), Phase)}
 
 
-def _without_none(content: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in content.items()
-        if value is not None
-    }
+def _without_none(content: Any) -> Any:
+    """Nested plain values without unset ones, those of tables in lists too."""
+    if isinstance(content, list):
+        return [_without_none(value) for value in content]
+    if isinstance(content, dict):
+        return {key: _without_none(value) for key, value in content.items() if value is not None}
+    return content
+
+
+def _entries(hint: Any) -> type[Any] | None:
+    """The dataclass of the tables in a list of tables; None for every other setting."""
+    for kind in (hint, *typing.get_args(hint)):
+        of = next(iter(typing.get_args(kind)), None) if typing.get_origin(kind) is list else None
+        if isinstance(of, type) and dataclasses.is_dataclass(of):
+            return of
+    return None
+
+
+def _toml_lines(content: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {toml_value(value)}" for key, value in content.items()]
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +181,8 @@ def toml_value(value: Any) -> str:
     """A plain value as TOML writes it."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(_toml_lines(value)) + "}"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
@@ -194,7 +214,7 @@ def from_dict(
         elif key in _CLASSES:
             if not isinstance(value, Mapping):
                 raise UserError(f"'{key}' in {where} must be a section ([{key}]), not {value!r}.")
-            parts[key] = _section(key, value, where, options or {})
+            parts[key] = _table(_CLASSES[key], key, value, where, options or {})
         else:
             inside = [n for n in setting_names() if n.endswith(f".{key}")]
             hint = f" Did you mean '{inside[0]}'?" if inside else nearest(key, _CLASSES)
@@ -204,26 +224,38 @@ def from_dict(
     return recipe
 
 
-def _section(
-    section: str, content: Mapping[str, Any], where: str, options: Mapping[str, str]
+def _table(
+    cls: type[Any], table: str, content: Mapping[str, Any], where: str, options: Mapping[str, str]
 ) -> Any:
-    cls = _CLASSES[section]
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    hints = _HINTS[section]
+    """The settings of a section, or of one table in a list of tables, as its dataclass."""
+    fields, hints = {f.name: f for f in dataclasses.fields(cls)}, _HINTS[cls]
     values = {}
     for key, value in content.items():
         if key not in fields:
             elsewhere = [n for n in setting_names() if n.endswith(f".{key}")]
-            close = nearest(key, fields) or nearest(f"{section}.{key}", setting_names())
+            close = nearest(key, fields) or nearest(f"{table}.{key}", setting_names())
             hint = f" Did you mean '{elsewhere[0]}'?" if elsewhere else close
             raise UserError(
-                f"Unknown setting '{section}.{key}' in {where}.{hint} "
-                f"[{section}] takes: {', '.join(fields)}."
+                f"Unknown setting '{table}.{key}' in {where}.{hint} "
+                f"[{table}] takes: {', '.join(fields)}."
             )
-        name = f"{section}.{key}"
+        name = f"{table}.{key}"
         what = f"{options[name]} ('{name}')" if name in options else f"'{name}' in {where}"
-        values[key] = _checked(what, value, hints[key], fields[key].metadata)
+        if inside := _entries(hints[key]):
+            values[key] = _tables(inside, name, value, where)
+        else:
+            values[key] = _checked(what, value, hints[key], fields[key].metadata)
     return cls(**values)
+
+
+def _tables(cls: type[Any], name: str, content: Any, where: str) -> list[Any] | None:
+    """A list of tables as dataclasses; None if it is empty, as if it were not there."""
+    if not isinstance(content, list) or not all(isinstance(entry, Mapping) for entry in content):
+        raise UserError(
+            f"'{name}' in {where} must be a list of tables ([[{name}]]), not {content!r}."
+        )
+    found = [_table(cls, f"{name}[{i}]", e, where, {}) for i, e in enumerate(content, 1)]
+    return found or None
 
 
 def _checked(what: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:

@@ -29,12 +29,12 @@ from sfumato.text import GIVEN
 from sfumato.training import (
     metrics,
     newest_weights,
+    phases,
     recipe_data,
     run_folder,
     run_guarantee,
     snapshots,
 )
-from sfumato.training.initial import parameters
 from sfumato.training.initial.start import Origin
 
 if TYPE_CHECKING:
@@ -335,8 +335,8 @@ class Run:
 
     @cached_property
     def network(self) -> nn.Module:
-        """The classifier's network, frozen as in training, in eval mode."""
-        parameters.freeze(self.classifier.network, self.recipe.start)
+        """The classifier's network, in eval mode; what no step trained is frozen."""
+        phases.freeze(self.classifier.network, self.recipe)
         return self.classifier.network.eval()
 
     @property

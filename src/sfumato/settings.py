@@ -242,6 +242,21 @@ class Augment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Part of a run's steps, and what is trained in it."""
+
+    share: float | None = _setting(
+        None, "part of the run's steps; the last phase takes the rest", above=0, below=1
+    )
+    steps: int | None = _setting(None, "number of steps, instead of share", least=1)
+    train: list[str] = _setting(  # noqa: RUF009
+        [], "name patterns of what is trained, all else being frozen; everything if empty"
+    )
+    lr: float | None = _setting(None, "learning rate, in the place of optimizer.lr", above=0)
+    clip: float | None = _setting(None, "C, in the place of privacy.clip", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """Length of a run, batches and views."""
 
@@ -256,6 +271,9 @@ class Training:
     mix_alpha: float = _setting(0.2, "mixtures have shares from Beta(alpha, alpha)", above=0)
     class_weights: list[float] = _setting(  # noqa: RUF009
         [], "one number per class that its images' loss is multiplied by, not counted from the data"
+    )
+    phases: list[Phase] | None = _setting(  # noqa: RUF009
+        None, "tables of steps in which only some parameters are trained; see `docs/methods.md`"
     )
     average: float = _setting(
         0.0, "averaged weights: decay of ema, or fraction of steps for tail; 0 for none",

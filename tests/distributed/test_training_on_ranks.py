@@ -42,7 +42,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "features once": {"model.name": "scatternet", "model.options": {}},
     "fewer examples than ranks": {"training.batch": 1},
-    "sharded optimizer": SHARDED,
+    "sharded optimizer in phases": SHARDED | {
+        "training.phases": [{"steps": 2, "train": ["head"], "lr": 0.1}, {}],
+    },
     "units of several images": {
         "data.unit": "patient", "data.per_unit": 2, "training.physical_batch": 4,
         "training.batch": 14, "training.views": 2, "augment.crop": 1,

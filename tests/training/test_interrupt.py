@@ -44,7 +44,7 @@ def before_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def after_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(recipe: Recipe, statistics: object, number: int) -> None:
+    def check(recipe: Recipe, statistics: object, number: int, rate: str) -> None:
         if number == 4:
             ask_and_wait()
 

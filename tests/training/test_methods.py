@@ -397,7 +397,7 @@ def test_a_noise_plan_spends_the_budget_and_no_more(tmp_path: Path) -> None:
     assert 2.99 < accountants.epsilon(history, delta=1e-5) <= 3
     first, last = plan.noise_at(1).multiplier, plan.noise_at(6).multiplier
     assert 2.4 < first / last < 3
-    clips = [plan.clipping_at(i, plan.clipping).sensitivity for i in (1, 6)]
+    clips = [plan.clipping_at(i, plan.clipping, 1.0).sensitivity for i in (1, 6)]
     assert clips == pytest.approx([1.0, 0.5])
     result = train(chosen, out=tmp_path / "r", device="cpu")
     ledger = Ledger.open(tmp_path / "r" / run_folder.LEDGER)

@@ -25,7 +25,13 @@ from sfumato.analysis.classification import Array
 from sfumato.analysis.cost import Cost, cost_of
 from sfumato.analysis.curvature import CHUNK, Hessian, Trace, trace_of
 from sfumato.analysis.gradients import GradientNorms, gradient_norms
-from sfumato.analysis.run_access import at_snapshot, draw_images, mechanism, part_of
+from sfumato.analysis.run_access import (
+    at_snapshot,
+    draw_images,
+    mechanism,
+    next_phase,
+    part_of,
+)
 from sfumato.analysis.sparsity import Sparsity, sparsity_of
 from sfumato.analysis.spectrum import EXACT, Spectrum, spectrum_of
 from sfumato.analysis.trained_part import trained_part
@@ -297,10 +303,11 @@ def _gradients(found: Analysis) -> None:
 
         def one(step: int | None) -> GradientNorms:
             rule, sigma, batch = mechanism(run, step)
-            return gradient_norms(
-                run.network, x, y, clipping=rule, noise_multiplier=sigma, expected_batch=batch,
-                engine=engine, advance=advance,
-            )  # fmt: skip
+            with next_phase(run, step):
+                return gradient_norms(
+                    run.network, x, y, clipping=rule, noise_multiplier=sigma, expected_batch=batch,
+                    engine=engine, advance=advance,
+                )  # fmt: skip
 
         found.gradients = one(run.step)
         _at_snapshots(found, "gradients", one)

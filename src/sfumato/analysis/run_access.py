@@ -20,7 +20,7 @@ from sfumato.privacy.clipping import ClippingRule, Unclipped
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.run import Run
-from sfumato.training import classifier, run_folder, setup, snapshots
+from sfumato.training import classifier, phases, run_folder, setup, snapshots
 
 
 def part_of(run: Run, name: str | None) -> tuple[str, ImageSet]:
@@ -71,6 +71,18 @@ def at_snapshot(run: Run, path: Path) -> Iterator[nn.Module]:
         run.network.load_state_dict(own)
 
 
+@contextmanager
+def next_phase(run: Run, step: int | None) -> Iterator[None]:
+    """Freeze what the step after `step` does not train, for a while."""
+    planned = run.planned or setup.plan(run.recipe, run.dataset.train.examples).steps
+    found = phases.Phases(run.recipe, run.network, planned)
+    found.enter(min(planned, (planned if step is None else step) + 1))
+    try:
+        yield
+    finally:
+        found.leave()
+
+
 def mechanism(run: Run, step: int | None) -> tuple[ClippingRule, float, float]:
     """The clipping rule, the noise multiplier and the expected batch of the step after `step`.
 
@@ -101,7 +113,8 @@ def mechanism(run: Run, step: int | None) -> tuple[ClippingRule, float, float]:
         PoissonSampler(examples, batch), rule, GaussianNoise(sigma), steps, asked,
         clip_decay=p.clip_decay,
     )  # fmt: skip
-    return _adapted(run, plan.clipping_at(number, rule), number - 1), sigma, batch
+    phase = phases.Phases(run.recipe, run.network, steps).at(number)
+    return _adapted(run, plan.clipping_at(number, rule, phase.clip), number - 1), sigma, batch
 
 
 def _adapted(run: Run, rule: ClippingRule, step: int) -> ClippingRule:

@@ -110,6 +110,7 @@ def rows(g: Guarantee) -> list[tuple[str, str]]:
         ("sampling", sampling),
         *([("balance of classes", _balance(g))] if g.balance else []),
         ("steps", steps(g)),
+        *([("trained", escaped("; ".join(g.phases)))] if g.phases else []),
         ("clipping", escaped(g.clipping)),
         ("noise multiplier σ", _sigma(g)),
         (

@@ -55,6 +55,7 @@ class Guarantee:
         planned: Steps planned; None in an own loop.
         clipping: The clipping rule in words, with its sensitivity.
         clip: The clipping norm C, of the first step if it changes; None without a bound.
+        phases: What was trained in which steps, a phrase for each phase; empty if always the same.
         images_per_unit: Most images of a unit in a step, averaged before clipping; 0 for any
             number.
         balance: Shares of q that examples of each class are drawn with, in the order of classes,
@@ -105,6 +106,7 @@ class Guarantee:
     planned: int | None = None
     clipping: str = ""
     clip: float | None = None
+    phases: tuple[str, ...] = ()
     images_per_unit: int = 1
     balance: tuple[float, ...] = ()
     views: int = 1
@@ -375,7 +377,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "Mapping[str, str]": _by(str, _is(str)),
     "AuditResult | None": _optional(AuditResult.from_dict),
 }
-_LATER = frozenset(("images_per_unit", "balance", "selection", "run_epsilon"))
+_LATER = frozenset(("images_per_unit", "balance", "selection", "run_epsilon", "phases"))
 """Fields that files of earlier versions lack; they have the default there."""
 
 _READERS = {f.name: _KINDS[str(f.type)] for f in fields(Guarantee)}

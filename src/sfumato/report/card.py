@@ -26,6 +26,7 @@ from sfumato.report.measure import Measured, disagreement
 from sfumato.run import Run
 from sfumato.text import percent, printable, quoted_markdown
 from sfumato.text import plain_markdown as _plain
+from sfumato.training.phases import in_words
 from sfumato.training.run_folder import WEIGHTS
 
 _TAGS = ("image-classification", "differential-privacy", "dp-sgd", "pytorch", "sfumato")
@@ -197,12 +198,14 @@ def _training(run: Run, measured: Measured) -> str:
     scaled = ""
     if o.effective_noise:
         scaled = f" × ({o.effective_noise:g} B / σ)^{o.noise_power:g}"
+    phases = in_words(run.recipe, run.planned) if run.planned else ()
     rows = [
         ("network", run.recipe.model.name),
         ("parameters", "unknown" if measured.parameters is None else f"{measured.parameters:,}"),
         ("optimizer", f"{o.name}, learning rate {o.lr:g}{scaled}, {o.schedule}"),
         ("expected batch", "unknown" if run.batch is None else f"{run.batch:g}"),
         ("steps", privacy.steps(run)),
+        *([("trained", "; ".join(phases))] if phases else []),
         ("views per image", str(t.views + t.self_mix)),
         ("averaged weights", f"{t.average_kind}, {t.average:g}" if t.average else "no"),
         ("precision", t.precision),

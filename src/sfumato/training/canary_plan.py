@@ -153,6 +153,11 @@ class AuditSettings:
                 f"An image canary stands for a unit of one image, and one {recipe.data.unit} has "
                 "several: audit with canaries in gradient space, which stand for any unit."
             )
+        if kind == "gradient" and recipe.training.phases:
+            raise UserError(
+                "A gradient canary has a coordinate that every step trains, and training.phases "
+                "changes what is trained: audit with images as canaries (--images random)."
+            )
         count = self._count(kind, dataset, coordinates)
         key = randomness.subkey("canaries").key.hex()
         return CanaryPlan(count, kind, self._score(kind, recipe), key)

@@ -8,7 +8,7 @@ from sfumato.data import Dataset
 from sfumato.privacy.accounting.exposure import steps_to_list
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
-from sfumato.training import run_folder
+from sfumato.training import phases, run_folder
 from sfumato.training.canary_plan import CanaryPlan
 from sfumato.training.initial.start import Origin
 from sfumato.training.recipe_data import data_tag
@@ -34,7 +34,7 @@ def ledger_header(
         "rate": plan.sampler.rate,
         "sigma": plan.noise.multiplier,
         **({"sigmas": steps_to_list(plan.history(plan.steps))} if plan.schedule else {}),
-        "clip": recipe.privacy.clip,
+        "clip": phases.first_clip(recipe),
         "delta": recipe.privacy.delta,
         "budget": recipe.privacy.epsilon,
         "accountant": recipe.privacy.accountant,

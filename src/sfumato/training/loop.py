@@ -30,6 +30,7 @@ from sfumato.training import (
     checkpoint,
     devices,
     optimizers,
+    phases,
     schedules,
     setup,
     snapshots,
@@ -88,7 +89,10 @@ class Loop:
             self.model, (self.dataset.channels, *self.dataset.size), self.device, self.reporter.say
         )
         self.model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
+        self.phases = phases.Phases(r, self.model, self.plan.steps)
+        # While everything is trainable that any phase trains: what is fixed then always is.
         self.features = frozen_features(self.model, self.store, self.views)
+        self.phases.enter(1)
         self._held: dict[str, tuple[Tensor, Tensor]] = {}
         if self.features is not None:
             self.reporter.say("Fixed layers run once for each image, not in every step.")
@@ -110,8 +114,7 @@ class Loop:
             self.private, self.store, units, self.views, self.features, self.randomness,
             self.memory_format, self.physical_batch, self.reporter,
         )  # fmt: skip
-        trainable = self.private.per_example.trainable.values()
-        self.optimizer = optimizers.build(r.optimizer, trainable)
+        self.optimizer = optimizers.build(r.optimizer, self.phases.every.values())
         self.average: Average | None = None
         if t.average:
             self.average = Average(
@@ -158,6 +161,7 @@ class Loop:
             self.average.load(state.part("average"))
         self.canaries.load(state.part("canaries"))
         self.step = self.saved = state.step
+        self.phases.enter(max(1, state.step))
         self.private.history = self.plan.history(state.step)
         self.private.clipping = self.private.clipping.restored(state.numbers.get("clipping", {}))
         self.watch.load(state.numbers.get("watch", {}))
@@ -196,7 +200,8 @@ class Loop:
         earlier, first, views = self.seconds, self.step, 0.0
         recent = BatchStatistics()
         while not self.finished:
-            with working("first step") if self.step == first else nullcontext():
+            slow = self.step == first or self.phases.begins(self.step + 1)
+            with working("first step") if slow else nullcontext():
                 statistics = self.take_step()
             if self.step == first + 1 and not stop:  # A signal may have ended the compiler, too.
                 for remark in trouble.about_start(self.private, time.monotonic() - started):
@@ -252,9 +257,11 @@ class Loop:
         every drawn example that stays is accumulated exactly once, however the draw is split.
         """
         number = self.step + 1
+        phase = self._enter_phase(number)
         self.private.noise = self.plan.noise_at(number)
-        if self.plan.clip_decay != 1:
-            self.private.clipping = self.plan.clipping_at(number, self.private.clipping)
+        if self.plan.clip_decay != 1 or self.phases.sets_clip:
+            now = self.private.clipping
+            self.private.clipping = self.plan.clipping_at(number, now, phase.clip)
         if draw is None:
             draw = self.plan.sampler.whole_draw(self.randomness.stream(number, "sample"))
             draw = self.balance.stay(draw, number)
@@ -268,8 +275,8 @@ class Loop:
             before=None if ledger is None else lambda event: ledger.record(number, event)
         )
         self.canaries.see()
-        trouble.check_divergence(self.recipe, statistics, number)
-        o, noise = self.recipe.optimizer, self.plan.effective_noise(number)
+        trouble.check_divergence(self.recipe, statistics, number, phase.rate)
+        o, noise = phase.optimizer, self.plan.effective_noise(number)
         scale = self.watch.scale * schedules.noise_scale(o, noise)
         rate = schedules.learning_rate(o, number, self.plan.steps, epoch=self.epoch, scale=scale)
         for group in self.optimizer.param_groups:
@@ -285,6 +292,14 @@ class Loop:
             self._settle()
         return statistics
 
+    def _enter_phase(self, step: int) -> phases.Phase:
+        """The phase of a step, with its parameters trainable and all others frozen."""
+        if self.phases.enter(step):
+            self.private.per_example.forget()
+        if self.phases.begins(step):
+            self.reporter.say(f"The next phase trains {self.phases.at(step).words}.")
+        return self.phases.at(step)
+
     def keep_snapshot(self) -> None:
         """Write a snapshot of the weights if one is due, after the step's event is on disk."""
         steps, count = self.plan.steps, self.recipe.training.snapshots
@@ -298,7 +313,7 @@ class Loop:
         self.not_finite += recent.not_finite
         # Among several runs of which the best is released, none may end early by its examples.
         if self.plan.selection is None and recent.examples == recent.not_finite > 0:
-            trouble.explain_not_finite(self.recipe, self.model, self.step)
+            trouble.explain_not_finite(self.model, self.step, self.phases.at(self.step).rate)
 
     def accuracy(self, part: str, *, averaged: bool = True) -> float:
         """Accuracy on a part of the data, by default of averaged weights if there are any."""
@@ -352,10 +367,11 @@ class Loop:
         if self.dataset.validation is not None:
             record |= self._validate()
             self._accuracy = record["validation_accuracy"]
-        if self.private.clipping.state() or self.plan.clip_decay != 1:
+        if self.private.clipping.state() or self.plan.clip_decay != 1 or self.phases.sets_clip:
             record["clip"] = self.private.clipping.sensitivity
         record["lr"] = float(self.optimizer.param_groups[0]["lr"])
-        if not self._warned and (remark := trouble.about_loss(self.recipe, self._loss)):
+        rate = self.phases.at(self.step).rate
+        if not self._warned and (remark := trouble.about_loss(self._loss, rate)):
             self._warned = True
             self.reporter.say(remark)
         self._speed = speed

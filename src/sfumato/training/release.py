@@ -126,11 +126,21 @@ def _count_plan(loop: Loop, ledger: Ledger) -> None:
 
 def _rule_in_words(loop: Loop) -> str:
     """The clipping rule in words, for the statement."""
-    rule, decay, unit = loop.private.clipping, loop.plan.clip_decay, loop.recipe.data.unit
+    plan, phases, unit = loop.plan, loop.phases, loop.recipe.data.unit
+    decay = plan.clip_decay
+    found = [
+        plan.clipping_at(1, rule, phase.clip).describe(unit)
+        for phase, rule in zip(phases.all, phases.rules(loop.private.clipping), strict=True)
+    ]
+    words = found[0]
+    if len({*found}) > 1:
+        words = "; ".join(
+            f"{rule} in steps {phase.first} to {phase.last}"
+            for phase, rule in zip(phases.all, found, strict=True)
+        )
     if decay == 1:
-        return rule.describe(unit)
-    first = loop.plan.clipping_at(1, rule).describe(unit)
-    return f"{first} in the first step, C changing by a factor of {1 / decay:g} to the last"
+        return words
+    return f"{words} in the first step, C changing by a factor of {1 / decay:g} to the last"
 
 
 def _guarantee(loop: Loop, ledger: Ledger) -> Guarantee:
@@ -149,5 +159,5 @@ def _guarantee(loop: Loop, ledger: Ledger) -> Guarantee:
         }
     return guarantee_of(
         loop.recipe, header, ledger.history(), taken=loop.step, digests=digests,
-        named=d.name, frozen=parameters.frozen(loop.model), **private,
+        named=d.name, frozen=parameters.frozen(loop.model, loop.phases.every), **private,
     )  # fmt: skip

@@ -26,7 +26,7 @@ from sfumato.privacy.accounting.selection import Selection
 from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
-from sfumato.training import run_folder, schedules
+from sfumato.training import phases, run_folder, schedules
 from sfumato.training.balance import relative_rates
 from sfumato.training.classifier import STATEMENT, TENSORS, read_weights, statement_digest
 from sfumato.training.initial.start import Origin, known_as
@@ -39,7 +39,7 @@ _NOT_IN_LEDGER = (
     "clipping", "validation", "start", "versions", "digests", "taken", "checked_at_end",
     "audit",
 )  # fmt: skip
-_SENTENCES = ("split", "looked")
+_SENTENCES = ("split", "looked", "phases")
 
 
 def guarantee_of(
@@ -74,6 +74,7 @@ def guarantee_of(
         "data": recipe.data.name,
         "public": recipe.data.public,
         "batchnorm_to": recipe.model.batchnorm_to or "",
+        "phases": phases.in_words(recipe, int(header.get("steps", counted))),
         "start": start,
         "taken": counted if taken is None else taken,
         "versions": current_versions() | _library(recipe),

@@ -33,7 +33,7 @@ from sfumato.privacy.sampling import PoissonSampler
 from sfumato.privacy.statement import delta_warning, epsilon_warning
 from sfumato.recipe import Recipe
 from sfumato.settings import Augment, Privacy, Training
-from sfumato.training import schedules
+from sfumato.training import phases, schedules
 from sfumato.training.balance import check_balance
 from sfumato.training.class_weights import check_class_weights
 from sfumato.training.initial import parameters
@@ -79,12 +79,18 @@ class Plan:
         """The noise of step `step` on the mean gradient, in units of C: sigma / B."""
         return self.noise_at(step).multiplier / self.sampler.batch
 
-    def clipping_at(self, step: int, now: ClippingRule) -> ClippingRule:
-        """The rule of step `step` (from 1), given the rule as it is now."""
-        if self.clip_decay == 1 or not isinstance(now, Flat | Normalised | GroupWise):
+    def clipping_at(self, step: int, now: ClippingRule, clip: float) -> ClippingRule:
+        """The rule of step `step` (from 1), given the rule as it is now.
+
+        Args:
+            step: The step's number.
+            now: The rule of the step before.
+            clip: C of the step's phase, before any decay.
+        """
+        if not isinstance(now, Flat | Normalised | GroupWise):
             return now
-        first = cast(Flat, self.clipping).clip
-        return replace(now, clip=first * self.clip_decay ** (-(step - 1) / max(1, self.asked - 1)))
+        clip *= self.clip_decay ** (-(step - 1) / max(1, self.asked - 1))
+        return replace(now, clip=clip)
 
     def history(self, steps: int) -> tuple[Step, ...]:
         """The events of the first `steps` steps, without those of `before`."""
@@ -211,12 +217,13 @@ def check_methods(
     schedules.check(recipe, dataset)
     check_class_weights(recipe, dataset.classes)
     check_balance(recipe, dataset.classes)
-    named = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
-    plan.clipping.bind(list(named), list(named.values()))
+    phases.check(recipe, model, plan.steps, plan.clipping)
     warning = delta_warning(
         recipe.privacy.delta, dataset.train.examples, unit=recipe.data.unit
     ).replace("**", "")
-    warnings: tuple[str, ...] = (warning,) if warning and recipe.privacy.enabled else ()
+    planned = enumerate(phases.in_words(recipe, plan.steps), 1)
+    warnings = tuple(f"Phase {number} trains {words}." for number, words in planned)
+    warnings += (warning,) if warning and recipe.privacy.enabled else ()
     if recipe.privacy.enabled:
         warnings += tuple(filter(None, [epsilon_warning(recipe.privacy.epsilon)]))
     if recipe.training.views > 1 and recipe.augment == Augment(padding=recipe.augment.padding):
@@ -304,7 +311,7 @@ def build_model(
     if donor is not None:
         classes = len(dataset.classes)
         parameters.fill(model, donor, recipe.start, classes=classes, randomness=randomness)
-    parameters.freeze(model, recipe.start)
+    phases.freeze(model, recipe)
     parameters.zero(model, recipe.start)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"Model '{recipe.model.name}' has no parameter to train.")

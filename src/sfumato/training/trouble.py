@@ -23,8 +23,15 @@ class Diverged(UserError):
     """Settings with which the model does not learn: it is worse after some steps than before."""
 
 
-def check_divergence(recipe: Recipe, statistics: BatchStatistics, step: int) -> None:
-    """Raise `Diverged` if the mean loss of a step exceeds the recipe's limit."""
+def check_divergence(recipe: Recipe, statistics: BatchStatistics, step: int, rate: str) -> None:
+    """Raise `Diverged` if the mean loss of a step exceeds the recipe's limit.
+
+    Args:
+        recipe: The recipe.
+        statistics: Those of the step.
+        step: Its number.
+        rate: The setting of its learning rate, with the value.
+    """
     limit = recipe.training.diverged
     if limit is None:
         return
@@ -33,26 +40,26 @@ def check_divergence(recipe: Recipe, statistics: BatchStatistics, step: int) -> 
         raise Diverged(
             f"Training diverged: the mean loss of step {step} was "
             f"{statistics.loss / counted:.4g}, above training.diverged = {limit:g}. Lower the "
-            f"learning rate (optimizer.lr = {recipe.optimizer.lr:g}), or add a warm-up."
+            f"learning rate ({rate}), or add a warm-up."
         )
 
 
-def about_loss(recipe: Recipe, loss: float | None) -> str | None:
+def about_loss(loss: float | None, rate: str) -> str | None:
     """A sentence about a loss at which nothing is learned, or None."""
     if loss is None or loss <= _HOPELESS:
         return None
     return (
         f"The mean loss of training images is {loss:.3g}: nothing is learnt any more. Stop, and "
-        f"lower the learning rate (optimizer.lr = {recipe.optimizer.lr:g})."
+        f"lower the learning rate ({rate})."
     )
 
 
-def explain_not_finite(recipe: Recipe, model: nn.Module, step: int) -> None:
+def explain_not_finite(model: nn.Module, step: int, rate: str) -> None:
     """Raise `Diverged` if gradients are not finite because the weights are not."""
     if not all(bool((p.abs() < _BEYOND).all()) for p in model.parameters()):
         raise Diverged(
             f"The weights grew beyond all bounds before step {step}. Lower the learning "
-            f"rate (optimizer.lr = {recipe.optimizer.lr:g})."
+            f"rate ({rate})."
         )
 
 

@@ -150,7 +150,7 @@ def test_parameters_named_in_zero_begin_at_zero(place: Path, tmp_path: Path) -> 
     words = (tmp_path / "r" / run_folder.LEDGER).read_text()
     assert "begun at zero: head.weight, head.bias" in words
     assert "drawn anew" not in words
-    with pytest.raises(UserError, match=r"start\.train freezes it"):
+    with pytest.raises(UserError, match=r"training\.phases freeze it"):
         built(head_only(place, **{"start.zero": ["conv*"]}))
 
 

@@ -6,7 +6,7 @@ with everything in it, `*.bias` every bias.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -75,8 +75,8 @@ def zero(model: nn.Module, settings: Start) -> None:
     for name in _zeros(model, settings):
         if not parameters[name].requires_grad:
             raise UserError(
-                f"start.zero sets '{name}' to zero, but start.train freezes it there: name it in "
-                "start.train too, or leave it out of start.zero."
+                f"start.zero sets '{name}' to zero, but start.train or training.phases freeze it "
+                "there: name it in what is trained too, or leave it out of start.zero."
             )
         with torch.no_grad():
             parameters[name].zero_()
@@ -187,10 +187,16 @@ def describe(model: nn.Module, donor: Donor, settings: Start, *, classes: int) -
     )
 
 
-def frozen(model: nn.Module) -> str:
-    """A sentence about the parameters that are trained; empty if all are."""
+def frozen(model: nn.Module, trained: Collection[str] | None = None) -> str:
+    """A sentence about the parameters that are trained; empty if all are.
+
+    Args:
+        model: The model.
+        trained: Names of those parameters; all that are not frozen now if None.
+    """
     parameters = dict(model.named_parameters())
-    trained = [name for name, p in parameters.items() if p.requires_grad]
+    named = [name for name, p in parameters.items() if p.requires_grad]
+    trained = named if trained is None else [name for name in parameters if name in trained]
     if len(trained) == len(parameters):
         return ""
     count = sum(parameters[name].numel() for name in trained)
