@@ -161,7 +161,7 @@ def _render(results: Path, docs: Path) -> None:
 def _say_entry(entry: Entry, say: Callable[[str], None]) -> None:
     from sfumato.privacy.statement import upwards
     from sfumato.reproduce.lookup import every_row
-    from sfumato.reproduce.tables import verdict
+    from sfumato.reproduce.verdicts import verdict
 
     row = every_row()[entry.row]
     found = 100 * entry.accuracy
@@ -200,7 +200,7 @@ def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
     from sfumato.cli.name_table import show as show_table
     from sfumato.reproduce import results_file
     from sfumato.reproduce.rows import PAPERS
-    from sfumato.reproduce.tables import summary, verdict
+    from sfumato.reproduce.verdicts import summary, verdict
 
     console = Terminal()
     entries = results_file.read(results)

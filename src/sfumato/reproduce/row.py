@@ -38,6 +38,8 @@ class Row:
         source: The place in the paper, such as `table 2`.
         published: The accuracy in per cent; None where the paper shows none that can be read.
         note: A remark that a reader needs to compare the two numbers.
+        missed: Sentences on why our runs miss the published number by more than one point: what was
+            tried, what the curves say, whose number it is.
         changes: Settings that differ from the recipe.
         best: Settings that `best` changes on top.
         needs: The row whose run this one starts from.
@@ -54,6 +56,7 @@ class Row:
     source: str
     published: float | None = None
     note: str = ""
+    missed: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
     best: Mapping[str, Any] = field(default_factory=lambda: PLD)
     needs: Row | None = None

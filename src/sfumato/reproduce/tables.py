@@ -6,20 +6,18 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfumato.data.catalogue import CATALOGUE
-from sfumato.data.subset import PAPER as SUBSETS
 from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
 from sfumato.privacy.statement import upwards
-from sfumato.recipe import Recipe
-from sfumato.reproduce import results_file
+from sfumato.reproduce import misses, results_file
 from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import PLD, Paper, Row, Setting
 from sfumato.reproduce.rows import PAPERS
+from sfumato.reproduce.verdicts import standing, summary, verdict
+from sfumato.reproduce.workload import training_images
 
 if TYPE_CHECKING:
     from sfumato.reproduce.figures import Picture
@@ -29,49 +27,6 @@ _OURS = "This page is written by `sfumato reproduce --render`."
 _HEADER = (
     "row", "ε", "setting", "published", "ours", "all seeds", "min – max", "verdict", "minutes",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Statistics of the seeds of one row and setting.
-
-    Attributes:
-        accuracies: In per cent, in the order of seeds.
-        minutes: The median of their training times.
-        epsilon: The largest spent by the accountant that calibrated it; None without privacy.
-    """
-
-    accuracies: tuple[float, ...]
-    minutes: float
-    epsilon: float | None
-
-    @property
-    def median(self) -> float:
-        """The middle accuracy."""
-        return statistics.median(self.accuracies)
-
-
-def summary(entries: Sequence[Entry]) -> Summary | None:
-    """The seeds of one row and setting; None if there are none."""
-    if not entries:
-        return None
-    spent = [e.epsilon[e.accountant] for e in entries if e.epsilon]
-    return Summary(
-        tuple(100 * e.accuracy for e in entries),
-        statistics.median(e.minutes for e in entries),
-        max(spent) if spent else None,
-    )
-
-
-def verdict(published: float | None, ours: float) -> str:
-    """Compare a median with the published number, to the digits that were printed."""
-    if published is None:
-        return ""
-    digits = max(1, len(repr(published).partition(".")[2]))
-    difference = round(round(ours, digits) - published, digits)
-    if difference >= 0:
-        return f"reached, +{difference:.{digits}f}"
-    return f"**missed** by {-difference:.{digits}f}"
 
 
 def check_own(out: Path) -> None:
@@ -118,8 +73,11 @@ def render(results: Path, out: Path, *, only: str | None = None) -> list[Path]:
 
 
 def _index(entries: Sequence[Entry], front: str) -> str:
+    every = [row for paper in PAPERS for row in paper.rows]
     lines = [
         "# Results",
+        "",
+        misses.totals(every, entries),
         "",
         "Every number of ours is the accuracy on the test set of a run that `sfumato reproduce` "
         f"made from a packaged recipe; the runs are in `results/`, one line each. {_OURS}",
@@ -141,15 +99,12 @@ def _index(entries: Sequence[Entry], front: str) -> str:
 
 def _state(row: Row, entries: Sequence[Entry]) -> str:
     """`not run`, `open` (no number to reach), `reached` in some setting, or `missed`."""
-    found = [
-        s for setting in row.settings if (s := summary(results_file.of_row(entries, row, setting)))
-    ]
-    if not found:
+    found = standing(row, entries)
+    if found is None:
         return "not run"
     if row.published is None:
         return "open"
-    reached = any(verdict(row.published, s.median).startswith("reached") for s in found)
-    return "reached" if reached else "missed"
+    return "reached" if found.reached else "missed"
 
 
 def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -> str:
@@ -181,7 +136,9 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
     )
     if stale:
         what = "1 result" if stale == 1 else f"{stale} results"
-        lines.append(f"Left out: {what}, of recipes that have changed since or of runs made again.")
+        why = "of recipes that have changed since or of runs made again"
+        lines += [f"Left out: {what}, {why}.", ""]
+    lines += misses.section(paper.rows, own)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -239,18 +196,6 @@ def _answers(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def _whole(recipe: Recipe) -> float:
-    """The number of training images of a recipe, if its data set is a known one.
-
-    For random classes, the average number of images per class is used.
-    """
-    entry, cut = CATALOGUE.get(recipe.data.name), recipe.data.subset
-    if entry is None or (cut and cut not in SUBSETS):
-        return 0.0
-    share = SUBSETS[cut][0] / entry.classes if cut else 1.0
-    return entry.train * share * (1 - recipe.data.validation)
-
-
 def _lines(row: Row, entries: Sequence[Entry]) -> list[str]:
     """A row's lines, one for each setting that was run."""
     recipe = row.recipe_for(row.settings[0])
@@ -264,7 +209,7 @@ def _lines(row: Row, entries: Sequence[Entry]) -> list[str]:
         seeds = sorted(ours.accuracies)
         words = WORDS[setting] if recipe.privacy.enabled else "not private"
         images = min(e.examples for e in results_file.of_row(entries, row, setting))
-        if 0 < images < 0.99 * _whole(recipe):
+        if 0 < images < 0.99 * training_images(recipe):
             words += f", on {images} images"
         cells = (
             row.name,
