@@ -36,7 +36,8 @@ BELOW = {
     },
     "export": {"run", "report", "training", "models", "data", "nn"},
     "reproduce": {
-        "run", "analysis", "training", "privacy", "data", "charts", "recipe", "recipes", "starts",
+        "run", "analysis", "training", "privacy", "models", "data", "charts", "recipe", "recipes",
+        "starts",
     },
     "guide": {"training", "privacy", "data", "recipe", "recipes", "settings"},
     "api": {"run", "training", "models", "data", "recipe", "recipes", "distributed"},

@@ -36,6 +36,13 @@ def hardware(device: torch.device) -> str:
     return f"{processor()}, {torch.get_num_threads()} threads"
 
 
+def device_type(name: str) -> str:
+    """The type of the device whose `hardware` has this name."""
+    if name.endswith(" threads"):
+        return "cpu"
+    return "mps" if name.endswith("(MPS)") else "cuda"
+
+
 def versions() -> dict[str, str]:
     """Versions of Python, sfumato and the libraries that decide numbers."""
     names = ("sfumato", "torch", "dp-accounting")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,17 @@ def run(*arguments: str, code: int = 0) -> str:
     return result.output
 
 
+def record(name: str, accuracy: float) -> None:
+    """Record a run of 2.5 minutes on a processor."""
+    made = entry(lookup.every_row()[f"tiny/{name}"], accuracy)
+    results_file.append(Path("results"), dataclasses.replace(made, hardware="This, 2 threads"))
+
+
 def test_without_arguments_every_row_is_listed_with_its_state() -> None:
-    results_file.append(Path("results"), entry(lookup.every_row()["tiny/first"], 0.75))
-    said = run("--seeds", "2")
+    record("first", 0.75)
+    said = run("--seeds", "2", "--device", "cpu")
     line = next(line for line in said.splitlines() if line.startswith("first"))
-    assert line.split() == ["first", "(short)", "1/2", "5", "75.00", "reached,", "+70.0"]
+    assert line.split() == ["first", "(short)", "1/2", "2.5", "5", "75.00", "reached,", "+70.0"]
     assert "0/2" in next(line for line in said.splitlines() if line.startswith("second"))
     assert "no folder of results" not in said
     assert not Path("runs").exists()
@@ -59,6 +66,29 @@ def test_a_budget_of_no_minutes_runs_nothing() -> None:
     said = run("tiny", "--budget-minutes", "0", "--seeds", "1")
     assert "2 runs were not started" in said and "Tables and figures" not in said
     assert not results_file.read(Path("results"))
+
+
+def test_the_list_of_a_budget_shows_what_it_would_run() -> None:
+    """Both rows are of one network, and the one with a published number has one seed to go."""
+    record("first", 0.75)
+    said = run("--list", "--budget-minutes", "6", "--seeds", "2", "--device", "cpu")
+    table = said.partition("6 minutes would run 3 of 3 runs that are missing, in this order:\n")[2]
+    assert [line.split() for line in table.splitlines()] == [
+        ["run", "published", "minutes", "until"],
+        ["tiny/second,", "published,", "seed", "0", "2.5", "2.5"],
+        ["tiny/first,", "published,", "seed", "1", "5", "2.5", "5.0"],
+        ["tiny/second,", "published,", "seed", "1", "2.5", "cut,", "goes", "on", "next", "time"],
+    ]
+    assert not Path("runs").exists()
+
+
+def test_a_budget_without_names_is_for_every_row() -> None:
+    said = run("--budget-minutes", "0", "--seeds", "2")
+    assert "4 runs were not started" in said
+    for name in ("first", "second"):
+        record(name, 0.5)
+    assert "Nothing is missing: every row" in run("--budget-minutes", "9", "--seeds", "1")
+    assert not Path("runs").exists()
 
 
 def test_pages_of_others_are_seen_before_anything_is_run() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.metadata
 import json
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ from sfumato import environment, version
 from sfumato.errors import UserError
 from sfumato.io.locks import alone
 from sfumato.reproduce import results_file
+from sfumato.reproduce.job import Job
+from sfumato.reproduce.minutes import Estimator
 from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row
-from sfumato.reproduce.runner import Clock, Job, Runner
+from sfumato.reproduce.runner import Clock, Runner
+from sfumato.training import checkpoint
 from sfumato.training.loop import Stopped
 from sfumato.training.reporter import Progress, Silent
 
@@ -42,14 +46,14 @@ class Soon(Clock):
 
     def __init__(self, shows: int) -> None:
         super().__init__(None)
-        self.left = shows
+        self.shows = shows
 
     @property
     def over(self) -> bool:
-        return self.left <= 0
+        return self.shows <= 0
 
     def check(self) -> None:
-        self.left -= 1
+        self.shows -= 1
         super().check()
 
 
@@ -99,6 +103,97 @@ def test_the_time_limit_interrupts_a_run_and_the_next_call_goes_on(tmp_path: Pat
     resumed = tiny(tmp_path).run(jobs[:1], after=ignore).done[0]
     assert resumed.accuracy == straight.accuracy
     assert resumed.curve["accuracy"] == straight.curve["accuracy"]
+
+
+def test_a_run_that_is_cut_twice_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    subject = plain("a", {"training.checkpoint_every": 100, "training.log_every": 1})
+    cut = []
+    for _ in range(2):
+        made = tiny(tmp_path, Soon(1))
+        jobs = made.missing([subject], seeds=1, settings=())
+        assert made.run(jobs, after=ignore).interrupted == jobs[0] and made.begun(jobs[0])
+        cut.append(checkpoint.newest_step(made.folder(jobs[0]) / "checkpoints"))
+    assert 0 < cut[0] < cut[1] < 6
+    resumed = tiny(tmp_path).run(jobs, after=ignore).done[0]
+    straight = tiny(tmp_path / "straight").run(jobs, after=ignore).done[0]
+    assert not made.begun(jobs[0])
+    assert (resumed.accuracy, resumed.curve) == (straight.accuracy, straight.curve)
+    assert resumed.steps == straight.steps == 6
+
+
+class Minutes(Clock):
+    """So many minutes are left, as a test says."""
+
+    def __init__(self, left: float) -> None:
+        super().__init__(None)
+        self.now = left
+
+    @property
+    def left(self) -> float:
+        return self.now
+
+
+def estimated(folder: Path, clock: Clock, **minutes: float) -> tuple[Runner, list[Job]]:
+    """A runner that knows the minutes of rows, and their jobs."""
+    rows = [plain(name, {"training.batch": 50 + n}) for n, name in enumerate(minutes)]
+    known = [
+        dataclasses.replace(entry(r, 0.5), minutes=m, hardware="This, 2 threads")
+        for r, m in zip(rows, minutes.values(), strict=True)
+    ]
+    estimator = Estimator(rows, known, device="cpu")
+    made = dataclasses.replace(tiny(folder, clock), estimator=estimator)
+    return made, made.missing(rows, seeds=1, settings=())
+
+
+def names(jobs: Iterable[Job]) -> list[str]:
+    return [job.row.name for job in jobs]
+
+
+def test_what_fits_into_the_time_that_is_left_is_run_first(tmp_path: Path) -> None:
+    clock = Minutes(5)
+    made, jobs = estimated(tmp_path, clock, long=9, short=4, longer=20)
+    assert names(made.ordered(jobs)) == ["short", "long", "longer"]
+    done: list[str] = []
+
+    def after(result: Entry) -> None:
+        done.append(result.row)
+        clock.now = 1  # Nothing fits any more, and the first is begun.
+
+    made.run(jobs, after=after)
+    assert done == ["tiny/short", "tiny/long", "tiny/longer"]
+
+
+def test_an_interrupted_run_is_first_and_takes_what_is_left_of_it(tmp_path: Path) -> None:
+    made, jobs = estimated(tmp_path, Soon(1), long=9, short=4)
+    made.run(jobs[:1], after=ignore)
+    step = checkpoint.newest_step(made.folder(jobs[0]) / "checkpoints")
+    assert 0 < step < 6 and made.minutes(jobs[0]) == pytest.approx(9 * (1 - step / 6))
+    assert made.minutes(jobs[1]) == 4
+    assert names(made.ordered(jobs)) == ["long", "short"]
+
+
+def test_a_run_takes_the_minutes_of_its_start_too_until_that_is_there(tmp_path: Path) -> None:
+    source = plain("source")
+    after = plain("after", {"model.options.filters": 4})
+    after = dataclasses.replace(after, needs=source, one_start=True)
+    known = [
+        dataclasses.replace(entry(r, 0.5), minutes=m, hardware="This, 2 threads")
+        for r, m in ((source, 3.0), (after, 4.0))
+    ]
+    made = dataclasses.replace(
+        tiny(tmp_path), estimator=Estimator([source, after], known, device="cpu")
+    )
+    job = Job(after, "published", 1)
+    assert job.start == Job(source, "published", 0)
+    assert made.minutes(job) == 7
+    made.run([Job(source, "published", 0)], after=ignore)
+    assert made.minutes(job) == 4
+
+
+def test_without_an_estimator_jobs_stay_in_their_order(tmp_path: Path) -> None:
+    made = tiny(tmp_path)
+    jobs = made.missing([row("b"), row("a", 5.0)], seeds=2, settings=())
+    assert made.ordered(jobs) == jobs
 
 
 def test_no_time_starts_nothing(tmp_path: Path) -> None:

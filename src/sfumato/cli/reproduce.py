@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from sfumato.cli.parts import parse_part
-from sfumato.cli.terminal import Terminal, echo
+from sfumato.cli.terminal import echo
 from sfumato.errors import UserError
+from sfumato.live import working
 
 if TYPE_CHECKING:
+    from sfumato.reproduce.job import Job
+    from sfumato.reproduce.minutes import Estimator
     from sfumato.reproduce.results_file import Entry
-    from sfumato.reproduce.row import Row, Setting
-    from sfumato.reproduce.runner import Job, Outcome, Runner
+    from sfumato.reproduce.row import Setting
+    from sfumato.reproduce.runner import Outcome, Runner
     from sfumato.training.reporter import Reporter
 
 
@@ -38,7 +41,10 @@ def reproduce(
         "our improvements; both. Each row's usual one if not given.",
     ),
     budget_minutes: float = typer.Option(
-        None, help="Stop after so many minutes; the next call goes on from there."
+        None,
+        min=0,
+        help="Run the most valuable results per minute, of every row if none is named, and stop "
+        "after so many minutes; the next call goes on from there. With --list: show their order.",
     ),
     part: str = typer.Option(
         None,
@@ -58,38 +64,54 @@ def reproduce(
     """Run published results again, from packaged recipes, and compare.
 
     Without arguments: every paper and row, and how far it is. What is done is not run again, what
-    was interrupted goes on.
+    was interrupted goes on first, and rows with a published number come before others, those of few
+    minutes first.
     """
-    from sfumato.reproduce.lookup import find_all
-    from sfumato.reproduce.rows import PAPERS
+    from sfumato.reproduce.lookup import every_row, find_all
 
     chosen = _settings(setting)
-    if not what:
-        if render:
-            _render(results, docs)
-        else:
-            _list([row for paper in PAPERS for row in paper.rows], results, seeds)
-        return
-    rows = find_all(what)
-    if list_:
-        _list(rows, results, seeds)
-        return
+    rows = find_all(what) if what else list(every_row().values())
     if render:
         _render(results, docs)
         return
+    estimator = _estimator(results, device, precision)
+    shows = list_ or (not what and budget_minutes is None)
+    if shows:
+        from sfumato.cli import reproduce_list
+
+        reproduce_list.show(rows, results, seeds, estimator)
+        if budget_minutes is None:
+            return
 
     from sfumato.reproduce.runner import Clock, Runner
 
     runner = Runner(
         results=results, runs=runs, root=data_root, device=device, precision=precision,
-        clock=Clock(budget_minutes), watch=_watch, say=_say,
+        clock=Clock(budget_minutes), estimator=estimator, watch=_watch, say=_say,
     )  # fmt: skip
     jobs = runner.missing(rows, seeds=seeds, settings=chosen, part=parse_part(part))
     if not jobs:
-        named = ", ".join(what)
+        named = ", ".join(what) if what else "every row"
         _say(f"Nothing is missing: {named} has {seeds} seeds of everything. --seeds asks for more.")
         return
-    _run(runner, jobs, results, docs)
+    with working("estimating the minutes of runs"):
+        jobs = runner.ordered(jobs)
+    if shows:
+        reproduce_list.show_order(runner, jobs, budget_minutes)
+    else:
+        _run(runner, jobs, results, docs)
+
+
+def _estimator(results: Path, device: str, precision: str | None) -> Estimator:
+    """Estimates for a device, which need not be in this machine."""
+    from sfumato.reproduce import results_file
+    from sfumato.reproduce.lookup import every_row
+    from sfumato.reproduce.minutes import Estimator
+    from sfumato.training.devices import pick_device
+
+    kind = pick_device("auto").type if device == "auto" else device.partition(":")[0]
+    entries = results_file.read(results)
+    return Estimator(every_row().values(), entries, device=kind, precision=precision)
 
 
 def _say(message: str) -> None:
@@ -191,48 +213,3 @@ def _say_outcome(outcome: Outcome, asked: int, say: Callable[[str], None]) -> No
         say(f"Another process is at work on {job}.")
     for job, reason in outcome.failed:
         say(f"Not run: {job}: {reason}")
-
-
-def _list(rows: Sequence[Row], results: Path, seeds: int) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from sfumato.cli.name_table import show as show_table
-    from sfumato.reproduce import results_file
-    from sfumato.reproduce.rows import PAPERS
-    from sfumato.reproduce.verdicts import summary, verdict
-
-    console = Terminal()
-    entries = results_file.read(results)
-    for paper in PAPERS:
-        mine = [row for row in rows if row.paper == paper.key]
-        if not mine:
-            continue
-        title = Text.assemble("\n", (paper.key, "bold"), f"  {paper.title}. {paper.authors}")
-        console.print(title, soft_wrap=True)
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("row", "seeds", "published", "ours", "", ""):
-            right = column in ("published", "ours", "seeds")
-            table.add_column(column, justify="right" if right else "left", no_wrap=right)
-        for row in mine:
-            name = row.name + (f" ({row.alias})" if row.alias else "")
-            printed = "" if row.published is None else f"{row.published:g}"
-            for place, setting in enumerate(row.settings):
-                found = results_file.of_row(entries, row, setting)
-                ours = summary(found)
-                if ours is None and place:
-                    continue
-                median = f"{ours.median:.2f}" if ours else ""
-                said = verdict(row.published, ours.median).replace("*", "") if ours else "not run"
-                count = f"{len(found)}/{seeds}"
-                words = "best noise" if setting == "best" and row.settings != ("best",) else ""
-                table.add_row(name, count, printed, median, said, words)
-        show_table(table)
-    if not results.is_dir():
-        console.print(
-            f"\nThere is no folder of results at {results.absolute()}, so no row counts as run: "
-            "--results names another.",
-            soft_wrap=True,
-        )
-    words = "\nRun a paper or a row: sfumato reproduce shoe-fit/fashion-tanh --seeds 1"
-    console.print(words, soft_wrap=True)

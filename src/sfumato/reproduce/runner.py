@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,34 +15,19 @@ from sfumato.errors import UserError
 from sfumato.io.locks import InUse, alone
 from sfumato.recipe import Recipe
 from sfumato.recipes import former_names
-from sfumato.reproduce import results_file
+from sfumato.reproduce import job_order, results_file
 from sfumato.reproduce.harvest import harvest
+from sfumato.reproduce.job import Job
+from sfumato.reproduce.minutes import Estimator
 from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row, Setting
-from sfumato.training import run_folder
+from sfumato.reproduce.verdicts import standing
+from sfumato.training import checkpoint, run_folder
 from sfumato.training.loop import Stopped
 from sfumato.training.pipeline import resume, train
 from sfumato.training.reporter import Progress, Reporter, Silent
 
 Watch = Callable[[], AbstractContextManager[Reporter]]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: a row, in one setting, with one seed."""
-
-    row: Row
-    setting: Setting
-    seed: int
-
-    @property
-    def folder(self) -> Path:
-        """The place of the run below the folder of runs; a changed recipe has another place."""
-        print_ = self.row.fingerprint(self.setting)
-        return Path(self.row.paper, self.row.name, f"{self.setting}-seed{self.seed}-{print_}")
-
-    def __str__(self) -> str:
-        return f"{self.row.id}, {self.setting}, seed {self.seed}"
 
 
 @dataclass
@@ -80,6 +64,11 @@ class Clock:
     def over(self) -> bool:
         """Tell whether the time is up."""
         return self._end is not None and time.monotonic() >= self._end
+
+    @property
+    def left(self) -> float | None:
+        """The minutes that are left; None without a limit."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic()) / 60
 
     def check(self) -> None:
         """Ask the current run to stop, once; to be called between its steps."""
@@ -118,6 +107,7 @@ class Runner:
         device: `auto`, `cpu`, `cuda` or `mps`.
         precision: `float32` or `bfloat16`, instead of the recipes'.
         clock: The time limit.
+        estimator: Estimates the minutes of runs; without one, every run fits into the time limit.
         watch: Makes a reporter for one run.
         say: Called with sentences for the user.
     """
@@ -128,6 +118,7 @@ class Runner:
     device: str = "auto"
     precision: str | None = None
     clock: Clock = field(default_factory=lambda: Clock(None))
+    estimator: Estimator | None = None
     watch: Watch = lambda: nullcontext(Silent())
     say: Callable[[str], None] = lambda _: None
 
@@ -163,8 +154,9 @@ class Runner:
     def run(self, jobs: Sequence[Job], *, after: Callable[[Entry], None]) -> Outcome:
         """Run jobs in order until they are done or the time is up.
 
-        Jobs that another process is running are skipped, and checked again at the end: several
-        processes with the same jobs share them.
+        A job that does not fit into the time that is left waits for those that do; if none does,
+        one is begun, to go on next time. Jobs that another process is running are skipped, and
+        checked again at the end: several processes with the same jobs share them.
 
         Args:
             jobs: The jobs.
@@ -173,12 +165,15 @@ class Runner:
         Raises:
             Stopped: If the user asked to stop; the current run is saved.
         """
-        outcome, waiting = Outcome(), deque(jobs)
+        outcome, waiting = Outcome(), list(jobs)
         while waiting:
             if self.clock.over:
                 outcome.left = list(waiting)
                 break
-            job = waiting.popleft()
+            place = job_order.choose(
+                waiting, self.clock.left, minutes=self.minutes, begun=self.begun
+            )
+            job = waiting.pop(place)
             try:
                 self._complete(job, outcome, after, f"{jobs.index(job) + 1} of {len(jobs)}: ")
             except InUse:
@@ -211,6 +206,39 @@ class Runner:
         former = (self.runs / paper / rest for paper in former_names(job.row.paper))
         return next((folder for folder in former if folder.is_dir()), self.runs / job.folder)
 
+    def begun(self, job: Job) -> bool:
+        """Tell whether a run was begun and has not come to its end."""
+        folder = self.folder(job)
+        return run_folder.is_run(folder) and not run_folder.finished(folder)
+
+    def minutes(self, job: Job) -> float:
+        """The estimated minutes that a run still takes, with the run that it starts from."""
+        folder = self.folder(job)
+        if self.estimator is None or run_folder.finished(folder):
+            return 0.0
+        done = checkpoint.newest_step(folder / run_folder.CHECKPOINTS)
+        own = self.estimator.minutes(job.row, job.setting, done=done)
+        return own + (self.minutes(job.start) if job.start else 0.0)
+
+    def ordered(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs by what they are worth per minute; as they are without an estimator."""
+        if (estimator := self.estimator) is None:
+            return list(jobs)
+
+        def kind(job: Job) -> object:
+            work = estimator.work(job.row, job.setting)
+            return job.row.id if work is None else work.kind
+
+        entries = results_file.read(self.results)
+
+        def reached(row: Row) -> bool:
+            found = standing(row, entries)
+            return found is not None and found.reached
+
+        return job_order.ordered(
+            jobs, minutes=self.minutes, begun=self.begun, reached=reached, kind=kind
+        )
+
     def _alone(
         self, job: Job, outcome: Outcome, after: Callable[[Entry], None], place: str
     ) -> Path:
@@ -220,9 +248,8 @@ class Runner:
             return folder
         self.say(f"{place}{job}")
         source = None
-        if start := job.row.start_of(job.setting):
-            seed = 0 if job.row.one_start else job.seed
-            source = self._complete(Job(start, "published", seed), outcome, after)
+        if start := job.start:
+            source = self._complete(start, outcome, after)
         recipe = self.recipe(job, source)
         if not run_folder.finished(folder):
             if self.clock.over:

@@ -116,6 +116,12 @@ def latest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
     return None, damaged
 
 
+def newest_step(folder: Path) -> int:
+    """The step that the newest checkpoint is named after, 0 if there is none; nothing is read."""
+    steps = (path.stem.removeprefix("step-") for path in _all(folder))
+    return max((int(step) for step in steps if step.isdecimal()), default=0)
+
+
 def _all(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.safetensors"))
 
