@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from sfumato.privacy.engines import tracing
 from sfumato.privacy.engines.compiled import _compiler
 
 
@@ -63,3 +64,30 @@ def test_the_compiler_caches_custom_gradients_by_their_code(
     # The forward pass is the same, the backward pass is not.
     assert gradient(2) == 4.0
     assert counters["aot_autograd"]["autograd_cache_hit"] == 0
+
+
+def traced(constant: Tensor, rows: int = 4) -> tuple[Tensor, Tensor]:
+    """Compile a product with a constant by tracing, and return it with its gradient."""
+    counters.clear()
+    x = torch.ones(rows, 4, requires_grad=True)
+    with _compiler():
+        (out,) = tracing.compiled(lambda x: (x @ constant,), [x])(x)
+        (found,) = torch.autograd.grad(out.sum(), x)
+    return out.detach(), found
+
+
+@pytest.mark.slow
+def test_traced_functions_are_found_in_the_cache_by_all_that_they_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    one, other = torch.eye(4), 3 * torch.eye(4)
+    cases = (one, 4, False), (one, 4, True), (other, 4, False), (one, 6, False)
+    for constant, rows, known in cases:
+        out, found = traced(constant.clone(), rows)
+        assert torch.equal(out, torch.ones(rows, 4) @ constant)
+        assert torch.equal(found, torch.ones(rows, 4) @ constant.T)
+        graphs = counters["inductor"]
+        assert graphs["fxgraph_cache_bypass"] == 0
+        assert (graphs["fxgraph_cache_miss"] == 0) is known, (constant, rows)
+        assert (graphs["fxgraph_cache_hit"] == 2) is known

@@ -40,8 +40,17 @@ def compile_fx(module: nn.Module, inputs: list[Tensor]) -> Any:
     """Compile a module by PyTorch's compiler, which takes seconds to load.
 
     Strides are not padded: gradients are viewed in other shapes, for which padded ones are copied.
+
+    The compiler looks graphs up in its cache only if it traces in an environment of shapes, as
+    `torch.compile` gives it one. All shapes in it are fixed. Constants are part of the cache key.
     """
+    from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx as compile_module
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings = {"comprehensive_padding": False}
-    return compile_module(module, inputs, config_patches=settings)  # type: ignore[arg-type]
+    shapes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    like = [shapes.from_tensor(tensor, static_shapes=True) for tensor in inputs]
+    with tracing(TracingContext(shapes)):
+        return compile_module(module, like, config_patches=settings)  # type: ignore[arg-type]
