@@ -264,6 +264,24 @@ def test_imagenette(tmp_path):
     assert small.mean == pytest.approx((0.459,), abs=1e-3)
 
 
+def test_splits_of_a_named_set_are_decoded_once_each(tmp_path, cache):
+    """Runs that take turns with two splits would decode the set every time."""
+    for part in ("train", "val"):
+        for wnid in ("n01440764", "n03888257"):
+            for k in range(3):
+                write_image(tmp_path / "imagenette2-160" / part / wnid / f"{k}.JPEG", seed=k)
+    entries = []
+    for validation in (0.0, 0.34, 0.0, 0.34):
+        load("imagenette", root=tmp_path, size=16, validation=validation)
+        entries.append({p: p.stat().st_mtime_ns for p in (cache / "decoded").glob("*.npy")})
+    assert [len(found) for found in entries] == [1, 2, 2, 2]
+    assert entries[1] == entries[2] == entries[3]
+    write_image(tmp_path / "imagenette2-160" / "train" / "n01440764" / "0.JPEG", seed=9)
+    load("imagenette", root=tmp_path, size=16)
+    assert len(set((cache / "decoded").glob("*.npy")) - set(entries[1])) == 1
+    assert len(list((cache / "decoded").glob("*.npy"))) == 2, "of each split, the last state"
+
+
 def test_tiny_imagenet(tmp_path):
     write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
     found = load("tiny-imagenet", root=tmp_path)

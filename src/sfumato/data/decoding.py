@@ -67,6 +67,7 @@ class _Work:
     bits: int
     window: tuple[float, float] | None
     skip_unreadable: bool
+    split: str
 
     def form(self, seen: Observations) -> Form:
         """The form of the images: as asked for, else as their headers suggest."""
@@ -76,7 +77,8 @@ class _Work:
     def kind(self, form: Form) -> str:
         """A digest of data and options that does not depend on the state of the files."""
         root = str(self.files.root().resolve())
-        text = repr((root, form.size, form.channels, self.bits, self.window, self.skip_unreadable))
+        asked = (form.size, form.channels, self.bits, self.window, self.skip_unreadable)
+        text = repr((root, *asked, *filter(None, (self.split,))))
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
     def key(self) -> str:
@@ -101,6 +103,7 @@ def decode_images(
     window: tuple[float, float] | None = None,
     skip_unreadable: bool,
     cache: bool = True,
+    split: str = "",
 ) -> Decoded:
     """Decode images; size and channels are chosen from their headers if not given.
 
@@ -117,8 +120,10 @@ def decode_images(
         window: centre and width of values of DICOM files; the range of their bits if None.
         skip_unreadable: leave out what cannot be read.
         cache: keep the result in the user's cache, and take it from there.
+        split: name of the split that the order follows. Of one name the cache keeps one copy, and
+            those of other names beside it.
     """
-    work = _Work(files, order, size, channels, bits, window, skip_unreadable)
+    work = _Work(files, order, size, channels, bits, window, skip_unreadable, split)
     if not cache:
         return _in_memory(work)
     folder, key = locate.cache_folder(), work.key()

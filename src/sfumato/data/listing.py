@@ -121,10 +121,12 @@ def read_listing(
     split_rule: Rule,
     skip_unreadable: bool,
     cache: bool,
+    keep_splits: bool,
 ) -> Dataset:
     """Split a listing that is not split yet, decode its images and check the readable ones.
 
-    ``mean`` and ``std`` hold one value per channel or a single one for all.
+    ``mean`` and ``std`` hold one value per channel or a single one for all. ``keep_splits`` keeps
+    the decoded images of every split in the cache, instead of the last one's.
     """
     listing = _divide(listing, validation, test_fraction, split_seed, split_rule)
     parts = (listing.train, listing.validation, listing.test)
@@ -138,6 +140,7 @@ def read_listing(
         window=window,
         skip_unreadable=skip_unreadable,
         cache=cache,
+        split=repr((validation, test_fraction, split_seed, split_rule)) if keep_splits else "",
     )
     bounds = np.cumsum([0, *(len(part) for part in parts)]).tolist()
     sets, row = [], 0

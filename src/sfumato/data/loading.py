@@ -163,6 +163,8 @@ def load(
             validation=validation,
             skip_unreadable=skip_unreadable,
             cache=cache,
+            # Recipes divide a named set differently, and their runs take turns.
+            keep_splits=entry is not None,
             **split,
         )
         return _noted(dataset)
