@@ -402,3 +402,13 @@ def test_a_batch_on_another_device_than_the_model_is_refused() -> None:
     engine = PerExample(nn.Linear(3, 2).to("meta"))
     with pytest.raises(UserError, match=r"The model is on meta, the inputs on cpu .* move them"):
         engine(torch.randn(5, 3), torch.zeros(5, dtype=torch.long))
+
+
+def test_the_time_of_checks_is_counted_once() -> None:
+    engine = PerExample(nn.Linear(3, 2))
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
+    engine(x, y)
+    first = dict(engine.durations)
+    assert first["checks"] > 0 and first["compilation"] == 0
+    engine(x, y)
+    assert engine.durations == first

@@ -6,8 +6,10 @@ The checks that find it run on the model itself before the first batch counts.
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -59,6 +61,7 @@ class PerExample:
         passed_over: Faster engines that were not used, and the reasons.
         narrowest: The least precise floating-point type that the model computes in.
         proof: Whether isolation is proved besides being tested; None until `prove` is called.
+        durations: Seconds that checks and compilation have taken so far.
         say: Receives a line about checks that take more than a second; it goes to stderr.
 
     Guarantee: Before the first batch of a new input shape, and again before one of a larger size
@@ -92,6 +95,7 @@ class PerExample:
         self.passed_over: dict[str, str] = {}
         self.proof: Proof | None = None
         self.say: Callable[[str], None] = on_stderr
+        self.durations = {"checks": 0.0, "compilation": 0.0}
         self.seeds: RowSeeds | None = None
         self._compiled: dict[object, dict[object, Compiled | None]] = {}
         self._checked: dict[object, dict[int, Engine]] = {}
@@ -197,6 +201,12 @@ class PerExample:
         self._compiled.clear()
         give_back()
 
+    @contextmanager
+    def _measured(self, kind: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.durations[kind] += time.perf_counter() - began
+
     def precision_for(self, x: Tensor) -> torch.dtype | None:
         """The precision of a compiled pass for such inputs; None for no compiled pass."""
         if self.precision != "auto":
@@ -257,8 +267,9 @@ class PerExample:
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
         size = _with_room(y.shape[0]) if known and self.check else y.shape[0]
         self._padding = self._used = 0
-        name, engine = type(self.model).__name__, None
-        with announced(f"Checking that examples do not affect each other in {name} ...", self.say):
+        engine, words = None, "Checking that examples do not affect each other in"
+        spoken = announced(f"{words} {type(self.model).__name__} ...", self.say)
+        with self._measured("checks"), spoken:
             try:
                 engine = self._checked_engine(*_padded(x, y, size, self.views), known)
             except Exception as error:
@@ -314,7 +325,8 @@ class PerExample:
         if settings not in known:
             found: Compiled | str = "the model's settings change too often"
             if len(known) < _MOST_SETTINGS:
-                found = compiled_pass(engine, x, y, precision)
+                with self._measured("compilation"):
+                    found = compiled_pass(engine, x, y, precision)
             if isinstance(found, str):
                 self.passed_over["compiled"] = found
             known[settings] = None if isinstance(found, str) else found

@@ -66,7 +66,8 @@ def explain_not_finite(model: nn.Module, step: int, rate: str) -> None:
 def about_start(private: PrivateGradients, seconds: float) -> list[str]:
     """The time of the first step, if long, and a warning if later ones are slow."""
     engine = private.per_example
-    remarks = first_step(seconds, "checks and compilation" if engine.precision else "checks")
+    parts = [f"{taken:.0f} s of {kind}" for kind, taken in engine.durations.items() if taken >= 1]
+    remarks = first_step(seconds, " and ".join(parts) or "checks")
     if engine.precision is not None and "compiled" in engine.passed_over:
         remarks.append(
             "This model runs layer by layer in float32, several times slower than it could: the "
@@ -76,5 +77,5 @@ def about_start(private: PrivateGradients, seconds: float) -> list[str]:
 
 
 def first_step(seconds: float, why: str) -> list[str]:
-    """A sentence about the time of the first step, if long, and its reason."""
-    return [f"The first step took {seconds:.0f} s with its {why}."] * (seconds > _WORTH_SAYING)
+    """A sentence about the time of the first step, if long, and what took it."""
+    return [f"The first step took {seconds:.0f} s with {why}."] * (seconds > _WORTH_SAYING)
