@@ -19,8 +19,8 @@ from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.accounting.group_privacy import group_epsilon
 from sfumato.privacy.audit.result import AuditResult
-from sfumato.privacy.chapters import statement
 from sfumato.privacy.guarantee import SCHEMA, Guarantee, current_versions
+from sfumato.privacy.statement_chapters import statement
 
 STEPS, BEFORE = (Step(0.1, 1.5, 4), Step(0.1, 1.0, 6)), (Step(0.2, 2.0, 5),)
 

@@ -19,7 +19,6 @@ from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.accounting.group_privacy import SIZES, group_epsilon
 from sfumato.privacy.accounting.selection import Selection
-from sfumato.privacy.chapters import statement
 from sfumato.privacy.guarantee import Guarantee, current_versions
 from sfumato.privacy.statement import (
     delta_warning,
@@ -28,6 +27,7 @@ from sfumato.privacy.statement import (
     threat_model,
     upwards,
 )
+from sfumato.privacy.statement_chapters import statement
 
 STEPS = (Step(0.1, 1.0, 10),)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import recipes
-from sfumato.privacy import chapters
+from sfumato.privacy import statement_chapters
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.ledger import Ledger
@@ -58,7 +58,7 @@ def make(
             recipe, header, [Step(q, sigma, taken)],
             clipping="each image's gradient scaled to norm at most C = 1",
         ) if private else run_guarantee.guarantee_of(recipe, header, ())  # fmt: skip
-        (folder / "statement.md").write_text(chapters.statement(found), encoding="utf-8")
+        (folder / "statement.md").write_text(statement_chapters.statement(found), encoding="utf-8")
     return folder
 
 

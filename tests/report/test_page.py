@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from sfumato import text
 from sfumato.analysis import evaluate
 from sfumato.errors import UserError
-from sfumato.privacy import chapters
+from sfumato.privacy import statement_chapters
 from sfumato.privacy.accounting import accountants
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.statement import upwards
@@ -457,8 +457,10 @@ def test_steps_that_were_counted_and_not_taken(tmp_path: Path) -> None:
     (run,) = gather([folder])
     assert run.guarantee is not None
     assert (run.steps, run.guarantee.counted, run.planned) == (12, 60, 60)
-    assert ("steps", "12, counted as all 60 that were planned") in chapters.rows(run.guarantee)
+    assert ("steps", "12, counted as all 60 that were planned") in statement_chapters.rows(
+        run.guarantee
+    )
     assert "12 steps" in Elements(made(tmp_path, folder)).text
     (half,) = gather([make(tmp_path / "half", steps=60, finished=False)])
     assert half.guarantee is not None
-    assert ("steps", "30 of 60") in chapters.rows(half.guarantee)
+    assert ("steps", "30 of 60") in statement_chapters.rows(half.guarantee)

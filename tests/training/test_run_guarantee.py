@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sfumato.privacy import chapters, ledger
+from sfumato.privacy import ledger, statement_chapters
 from sfumato.privacy.guarantee import Guarantee
 from sfumato.report.runs import gather
 from sfumato.training import run_folder
@@ -33,7 +33,7 @@ def test_a_run_writes_its_guarantee(trained: Path) -> None:
     assert g.examples == header["examples"] and g.rate == header["rate"]
     assert g.counted == len(steps) == g.taken == g.planned == 4
     assert g.budget == 3.0 and g.spent <= 3.0 and not g.seeded and g.checked_at_end
-    assert (trained / run_folder.STATEMENT).read_text() == chapters.statement(g)
+    assert (trained / run_folder.STATEMENT).read_text() == statement_chapters.statement(g)
     content, _ = read_weights(trained / run_folder.WEIGHTS)
     assert content["guarantee"] == json.loads(json.dumps(g.summary()))
     assert content[TENSORS] == g.digests["weights"]
@@ -56,7 +56,7 @@ def test_a_run_without_privacy_writes_one_that_says_so(tmp_path: Path) -> None:
     folder = train_run(tmp_path / "r", {"privacy.enabled": False})
     g = stated(folder)
     assert not g.private and not g.epsilon
-    assert (folder / run_folder.STATEMENT).read_text() == chapters.statement(g)
+    assert (folder / run_folder.STATEMENT).read_text() == statement_chapters.statement(g)
 
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sfumato.errors import UserError
-from sfumato.privacy import chapters
+from sfumato.privacy import statement_chapters
 from sfumato.privacy.statement import upwards
 from sfumato.report.privacy import steps
 from sfumato.report.runs import gather
@@ -44,7 +44,9 @@ def show(folder: Path, console: Console, key: Path | None = None) -> None:
     table.add_row("steps", f"{len(run.ledger)} in the ledger" if run.problems else steps(run))
     for name, value in run.epsilon.items():
         found = f"{upwards(value, places=4)} at δ = {run.recipe.privacy.delta:g}"
-        table.add_row(f"ε by {chapters.ACCOUNTANTS[name]}", f"{found}, confirmed by the ledger")
+        table.add_row(
+            f"ε by {statement_chapters.ACCOUNTANTS[name]}", f"{found}, confirmed by the ledger"
+        )
     table.add_row("guarantee", _guarantee(run))
     table.add_row("weights", _weights(folder, bool(run.problems)))
     if (folder / FILE).is_file():

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from sfumato.errors import UserError
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.sampling import PoissonSampler
-from sfumato.privacy.unit_loss import PADDING
-from sfumato.privacy.units import Units
+from sfumato.privacy.units.image_units import Units
+from sfumato.privacy.units.unit_loss import PADDING
 
 
 @dataclass

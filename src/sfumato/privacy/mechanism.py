@@ -12,15 +12,17 @@ from torch.utils.data import DataLoader
 
 from sfumato.distributed.ranks import sharing_errors
 from sfumato.errors import UserError
-from sfumato.privacy import chapters
+from sfumato.privacy import statement_chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step
 from sfumato.privacy.accounting.budget import check_delta, noise_multiplier_for
 from sfumato.privacy.audit.canaries import Canaries
 from sfumato.privacy.checks.batches import check_inputs
 from sfumato.privacy.checks.refusals import refuse_parts, refuse_without_noise
 from sfumato.privacy.checks.spot_check import SpotCheck
-from sfumato.privacy.clipped_sum import ClippedSum, Contribution
 from sfumato.privacy.clipping import ClippingRule, Flat, Unclipped
+from sfumato.privacy.draws.clipped_sum import ClippedSum, Contribution
+from sfumato.privacy.draws.over_ranks import Release
+from sfumato.privacy.draws.releases import Releases
 from sfumato.privacy.engines.ordinary_backward import Ordinary
 from sfumato.privacy.engines.results import PerExampleGradients
 from sfumato.privacy.guarantee import Guarantee, current_versions
@@ -28,12 +30,10 @@ from sfumato.privacy.loader import poisson_loader
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.numerics.totals import Totals
-from sfumato.privacy.over_ranks import Release
 from sfumato.privacy.per_example import Loss, PerExample, cross_entropy, with_images
-from sfumato.privacy.releases import Releases
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
-from sfumato.privacy.units import UnitBatch, check_targets
+from sfumato.privacy.units.image_units import UnitBatch, check_targets
 
 
 class PrivateGradients(Releases):
@@ -155,7 +155,7 @@ class PrivateGradients(Releases):
 
     def statement(self, *, delta: float, data: str, unit: str | None = None) -> str:
         """The privacy statement of `guarantee`, which has the same arguments, as Markdown."""
-        return chapters.statement(self.guarantee(delta=delta, data=data, unit=unit))
+        return statement_chapters.statement(self.guarantee(delta=delta, data=data, unit=unit))
 
     def guarantee(self, *, delta: float, data: str, unit: str | None = None) -> Guarantee:
         """The guarantee of what has been released so far, with the conditions of it.
@@ -195,7 +195,7 @@ class PrivateGradients(Releases):
         Args:
             x: `(examples * views, ...)` inputs, the views of an example beside each other.
             y: `(examples,)` targets; `(examples, images)` for units of several images, padded with
-                `sfumato.privacy.units.PADDING` (their inputs repeat another image of the unit).
+                `image_units.PADDING` (their inputs repeat another image of the unit).
             weights: The physical batch that x and y belong to, or its weights alone: one for an
                 example that was drawn, zero for padding. Every row was drawn if None.
             units: The number of each image's unit, where units of any size are given image by

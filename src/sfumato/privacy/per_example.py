@@ -34,7 +34,7 @@ from sfumato.privacy.engines.paths import Path
 from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.numerics.model_state import hook_keys
 from sfumato.privacy.numerics.precision import compiled_precision
-from sfumato.privacy.unit_loss import UnitLoss
+from sfumato.privacy.units.unit_loss import UnitLoss
 
 _CHECK = 16
 """Batches whose computation is worth the checks of one more batch size."""

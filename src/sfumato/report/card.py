@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from sfumato import version
 from sfumato.charts import png
-from sfumato.privacy import chapters
+from sfumato.privacy import statement_chapters
 from sfumato.privacy.statement import IMAGES, data_of, upwards
 from sfumato.report import discrimination, privacy
 from sfumato.report.detail import without_seed
@@ -152,7 +152,7 @@ def _privacy(run: Run, measured: Measured) -> str:
     g = run.guarantee
     if g is not None and g.private:
         rows = "\n".join(
-            f"| {name} | {quoted_markdown(value)} |" for name, value in chapters.rows(g)
+            f"| {name} | {quoted_markdown(value)} |" for name, value in statement_chapters.rows(g)
         )
         parts.append(f"| | |\n|---|---|\n{rows}")
         parts.append(
@@ -161,7 +161,7 @@ def _privacy(run: Run, measured: Measured) -> str:
             "released, and ε is computed from that ledger. Trust model: central; whoever trained "
             "the model saw the images."
         )
-    for title, text in (chapters.quoted(g) if g is not None else {}).items():
+    for title, text in (statement_chapters.quoted(g) if g is not None else {}).items():
         parts += [f"### {title}", quoted_markdown(text)]
     if measured.temperature:
         parts += ["### Temperature", _plain(measured.temperature)]

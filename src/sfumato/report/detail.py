@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sfumato.privacy import chapters
+from sfumato.privacy import statement_chapters
 from sfumato.privacy.guarantee import Guarantee
 from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe, flat
@@ -26,12 +26,14 @@ def privacy(run: Run) -> Safe:
         element("p", {"class": "lead"}, *_raised(told.lead(run))),
     ]
     if g is not None and g.private:
-        numbers = [(name, inline(value)) for name, value in chapters.rows(g)]
+        numbers = [(name, inline(value)) for name, value in statement_chapters.rows(g)]
         parts += [
             _meter(g),
             table([], numbers, caption="The guarantee in numbers", classes="facts"),
         ]
-    for title, text in (chapters.quoted(g, ended=run.finished) if g is not None else {}).items():
+    for title, text in (
+        statement_chapters.quoted(g, ended=run.finished) if g is not None else {}
+    ).items():
         parts += [element("h4", None, title), markdown(text)]
     return join(parts)
 

@@ -6,7 +6,7 @@ a readable ledger, without an end, or with noise from a seed says so before any 
 
 from __future__ import annotations
 
-from sfumato.privacy import chapters
+from sfumato.privacy import statement_chapters
 from sfumato.privacy.statement import LARGE, delta_warning, factor, meaning, relation, upwards
 from sfumato.run import Run
 from sfumato.text import power
@@ -46,7 +46,7 @@ def lead(run: Run) -> str:
 def steps(run: Run) -> str:
     """Steps taken, of how many, and how they were counted."""
     g = run.guarantee
-    return chapters.steps(g) if g is not None and g.private else str(run.steps)
+    return statement_chapters.steps(g) if g is not None and g.private else str(run.steps)
 
 
 def missing_metrics(run: Run) -> str:

@@ -15,7 +15,7 @@ from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.sampling import physical_batches
-from sfumato.privacy.units import padded
+from sfumato.privacy.units.image_units import padded
 from sfumato.training.drawn_images import DrawnImages, UnitImages
 from sfumato.training.initial.frozen_features import Features
 from sfumato.training.physical import rank_batch

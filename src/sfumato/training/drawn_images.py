@@ -12,8 +12,8 @@ from sfumato.data.imageset import ImageSet
 from sfumato.data.views import ViewParameters
 from sfumato.device_copy import to_device
 from sfumato.privacy.numerics.randomness import Randomness
-from sfumato.privacy.unit_loss import PADDING
-from sfumato.privacy.units import Units
+from sfumato.privacy.units.image_units import Units
+from sfumato.privacy.units.unit_loss import PADDING
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 
 from sfumato.charts import curves
 from sfumato.io.atomic import write_whole
-from sfumato.privacy import chapters
+from sfumato.privacy import statement_chapters
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.guarantee import Guarantee
 from sfumato.privacy.ledger import Ledger
@@ -94,7 +94,7 @@ def _write(loop: Loop, ledger: Ledger) -> None:
         guarantee.summary(), recipe.training.test_views, recipe.data.bits,
         recipe.model.batchnorm_to, (window[0], window[1]) if window else None,
     )  # fmt: skip
-    text = chapters.statement(guarantee)
+    text = statement_chapters.statement(guarantee)
     with loop.released_weights():
         save_weights(folder / run_folder.WEIGHTS, loop.model, description, statement=text)
     content = json.dumps(guarantee.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)

@@ -19,7 +19,7 @@ from sfumato.errors import UserError
 from sfumato.io import json_lines
 from sfumato.io.json_lines import number
 from sfumato.models import is_library_name
-from sfumato.privacy import chapters
+from sfumato.privacy import statement_chapters
 from sfumato.privacy.accounting.accountants import AccountantName, Step, merge
 from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.privacy.accounting.selection import Selection
@@ -306,7 +306,7 @@ def _of_statement(
     if STATEMENT in weights and weights[STATEMENT] != statement_digest(text):
         found.append("the statement is not the text that the weights hold the digest of")
     if stated is not None and _one_version(stated, follows):
-        if text != chapters.statement(stated):
+        if text != statement_chapters.statement(stated):
             found.append(f"the statement is not the text that follows from {run_folder.GUARANTEE}")
         return found
     # Accountants of other versions may differ in the last digits, but by no more than `_AGREE`.
@@ -314,8 +314,12 @@ def _of_statement(
     costs = described.get("epsilon") if isinstance(described, dict) else None
     other = costs.get(follows.accountant) if isinstance(costs, dict) else None
     known = [value for value in (follows.spent, other) if type(value) is float]
-    if not any(said in text for v in known for said in chapters.headlines(v, follows.delta)):
-        found.append(f"the statement does not say {chapters.headlines(known[0], follows.delta)[0]}")
+    if not any(
+        said in text for v in known for said in statement_chapters.headlines(v, follows.delta)
+    ):
+        found.append(
+            f"the statement does not say {statement_chapters.headlines(known[0], follows.delta)[0]}"
+        )
     return found
 
 

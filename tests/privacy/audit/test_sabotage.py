@@ -17,8 +17,8 @@ from torch import Tensor
 
 from sfumato.privacy import Flat, GaussianNoise, PrivateGradients
 from sfumato.privacy.audit.canaries import CanaryGradients
+from sfumato.privacy.draws.over_ranks import Release
 from sfumato.privacy.numerics.totals import Totals
-from sfumato.privacy.over_ranks import Release
 
 Patch = pytest.MonkeyPatch
 SEED = 3

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.privacy.numerics.model_state import PROBE_SEED
-from sfumato.privacy.unit_loss import PADDING
+from sfumato.privacy.units.unit_loss import PADDING
 
 
 def random_rows(

@@ -17,7 +17,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.checks.batches import check_inputs
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.sampling import PhysicalBatch
-from sfumato.privacy.unit_loss import PADDING
+from sfumato.privacy.units.unit_loss import PADDING
 
 
 class Units:

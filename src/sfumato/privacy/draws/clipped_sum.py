@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.privacy.clipping import SMALLEST_WEIGHT, ClippingRule
-from sfumato.privacy.draw_count import DrawCount
+from sfumato.privacy.draws.draw_count import DrawCount
 from sfumato.privacy.engines.results import Gradients, PerExampleGradients
 from sfumato.privacy.numerics.precision import widest
 from sfumato.privacy.numerics.totals import Totals
 from sfumato.privacy.statistics import BatchStatistics
-from sfumato.privacy.units import UnitBatch
+from sfumato.privacy.units.image_units import UnitBatch
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from sfumato.distributed.ranks import Ranks
 from sfumato.kernels.chacha20 import WORDS
 from sfumato.privacy.accounting.accountants import Step
 from sfumato.privacy.clipping import ClippingRule
-from sfumato.privacy.draw_count import check_count
+from sfumato.privacy.draws.draw_count import check_count
 from sfumato.privacy.noise import GaussianNoise
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.numerics.totals import Totals

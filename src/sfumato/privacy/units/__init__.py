@@ -1,0 +1,1 @@
+"""Units of privacy with several images: which these are, and their loss."""
