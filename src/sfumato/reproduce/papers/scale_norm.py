@@ -12,8 +12,8 @@ _row = partial(row, "scale-norm")
 
 _SMALLER = PLD | {
     "privacy.tuned": "the validation accuracy of two runs of ScaleResNet-9 at epsilon 7.42 on "
-    "8 522 of Imagenette's 9 469 training images, with two views of 64 pixels: NAdam with a rate of "
-    "0.001, and SGD with normalised clipping and a rate of 2",
+    "8 522 of Imagenette's 9 469 training images, with two views of 64 pixels: NAdam with a rate "
+    "of 0.001, and SGD with normalised clipping and a rate of 2",
     "data.size": 64,
     "data.validation": 0.0,
     "optimizer.schedule": "cosine",
