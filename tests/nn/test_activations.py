@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from sfumato.nn import activation
 
@@ -25,18 +24,11 @@ def test_mish_is_that_of_pytorch(dtype: torch.dtype) -> None:
 
 def test_mish_computes_with_no_denormal_numbers() -> None:
     """On them a CPU takes ten times longer."""
-    seen: list[torch.Tensor] = []
-
-    class Watch(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            out = func(*args, **(kwargs or {}))
-            seen.append(out)
-            return out
-
-    x = torch.cat([torch.linspace(-400, -1, 400), torch.linspace(1, 400, 400)])
-    with Watch():
-        activation("mish")(x)
-    assert len(seen) > 3
+    x = torch.cat([torch.linspace(-400, -1, 400), torch.linspace(1, 400, 400)]).requires_grad_()
+    y = activation("mish")(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
     tiny = torch.finfo(torch.float32).tiny
-    for values in (t for t in seen if isinstance(t, torch.Tensor) and t.is_floating_point()):
+    for values in (y, slope):
         assert not ((values != 0) & (values.abs() < tiny)).any()
+    seen = torch.nn.functional.mish(x)  # The test can fail: PyTorch's own has some.
+    assert ((seen != 0) & (seen.abs() < tiny)).any()

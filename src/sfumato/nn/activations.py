@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import UserError, nearest
@@ -35,25 +36,18 @@ class TemperedSigmoid(nn.Module):
 class Mish(nn.Mish):
     """Mish, x * tanh(log(1 + exp(x))), on a CPU without denormal numbers.
 
-    PyTorch's own computes with denormal numbers far from zero, where a CPU takes ten times longer.
-    With e = exp(x) and n = e * (e + 2) the hyperbolic tangent is n / (n + 2).
+    PyTorch's own computes with denormal numbers far below zero, where a CPU takes ten times longer.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation elementwise."""
         if x.device.type != "cpu":
             return super().forward(x)
-        e = x.clamp(_LOWEST, _HIGHEST)
-        if not torch.is_grad_enabled():  # The same in the same memory, a third faster.
-            n = e.exp_().mul_(e + 2)
-            return n.div_(n + 2).mul_(x)
-        e = e.exp()
-        n = e * (e + 2)
-        return x * (n / (n + 2))
+        return F.mish(x.clamp(min=_LOWEST), inplace=not torch.is_grad_enabled())
 
 
-_LOWEST, _HIGHEST = -40.0, 20.0
-"""Inputs beyond which tanh(log(1 + exp(x))) is 0 and 1: it is less than 1e-17 away."""
+_LOWEST = -40.0
+"""The input below which inputs are taken for it: Mish is between -2e-16 and 0 there."""
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": nn.ELU,
