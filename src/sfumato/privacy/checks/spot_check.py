@@ -27,7 +27,7 @@ from sfumato.privacy.numerics.model_state import RandomState, Snapshot, undistur
 if TYPE_CHECKING:
     from sfumato.privacy.per_example import PerExample
 
-EVERY = 500
+EVERY = 550
 """Average number of physical batches per check; a check takes up to five times as long as one."""
 
 KINDS = ("copies", "zeros", "random", "alone")
