@@ -108,8 +108,10 @@ def test_small_registered_models_are_proved(name: str) -> None:
 @pytest.mark.parametrize("name", models.names())
 def test_registered_models_are_proved(name: str) -> None:
     proof = _registered(name)
-    # The scattering transform takes images in portions of a fixed number.
-    assert proof.proved != (name == "scatternet"), proof.reason
+    # The scattering transform takes images in portions of a fixed number; average pooling to one
+    # position sets strides of its own in channels_last, to which ConvNeXt's norms lead.
+    not_proved = {"scatternet", "convnext-atto", "convnext-tiny"}
+    assert proof.proved != (name in not_proved), proof.reason
 
 
 def _registered(name: str) -> Proof:
