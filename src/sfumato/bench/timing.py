@@ -23,6 +23,7 @@ from sfumato.bench.feed import Contender, Unsupported
 from sfumato.bench.jobs import Alone
 from sfumato.bench.measurement import Measurement
 from sfumato.memory import out_of_memory
+from sfumato.privacy.numerics.precision import any_algorithm
 
 Prepare = Callable[[str, Case, torch.device], Contender]
 
@@ -136,7 +137,9 @@ def _time_alone(result: Measurement, case: Case, method: Method, prepare: Prepar
     contender = prepare(result.contender, case, method.device)
     try:
         _describe(result, contender)
-        with contextlib.nullcontext() if method.alone is None else without_search():
+        # Where other processes use the device, the times of cuDNN's algorithms say little. It keeps
+        # only those that it has timed, so that later steps search anew.
+        with contextlib.nullcontext() if method.alone is None else any_algorithm():
             contender.step()
             wait(method.device, contender)
         if method.alone is None:
@@ -290,21 +293,6 @@ def helped(name: str, device: torch.device) -> Iterator[None]:
     finally:
         torch.backends.cudnn.benchmark = before[0]
         torch.set_float32_matmul_precision(before[1])
-
-
-@contextlib.contextmanager
-def without_search() -> Iterator[None]:
-    """Let cuDNN take the algorithms that it expects to be fastest, and time none.
-
-    Where other processes use the device, the times of algorithms say little. Those of later steps
-    are searched for anew, as cuDNN keeps only algorithms that it has timed.
-    """
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def clean(device: torch.device) -> None:
