@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sfumato.bench import cases, contenders, plain_networks
+from sfumato.errors import UserError
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.operators import Operators
@@ -56,6 +57,16 @@ def test_networks_of_timm_are_cases_on_a_gpu() -> None:
     assert len({case.key for case in found}) == len(found)
     again = [cases.Case(**case.to_dict()) for case in found]
     assert again == found and found[0].image == (3, 64, 64)
+
+
+def test_networks_from_outside_can_be_chosen() -> None:
+    found = cases.foreign("cuda", "bfloat16", names=["timm:resnet18"], views=[8])
+    assert [(case.model, case.views, case.size) for case in found] == [
+        ("timm:resnet18", 8, 64),
+        ("timm:resnet18", 8, 160),
+    ]
+    with pytest.raises(UserError, match="Did you mean 'timm:resnet50'"):
+        cases.foreign("cuda", "bfloat16", names=["timm:resnet5"])
 
 
 def test_names_in_tables_are_short() -> None:

@@ -59,7 +59,9 @@ def test_a_profile_is_printed() -> None:
         (["--out", "r.txt"], "end in .json"),
         (["--precision", "bfloat16"], "CUDA"),
         (["--rows", "7", "--views", "2"], "multiple of 2"),
-        (["--foreign", "--models", "resnet9"], "cases of its own"),
+        (["--foreign", "--rows", "8"], "cases of its own"),
+        (["--foreign", "--models", "resnet9"], "no such case on cpu"),
+        (["--foreign", "--views", "8"], "--views 8: --foreign has no such case on cpu"),
     ],
 )
 def test_mistakes_are_explained(words: list[str], says: str) -> None:

@@ -218,8 +218,36 @@ _OUTSIDE: tuple[tuple[str, dict[str, Any], int, int], ...] = (
 """Networks from outside with their options, image size and rows at once on a GPU."""
 
 
-def foreign(device: str, precision: str) -> list[Case]:
-    """Networks that sfumato does not define: those of timm on a GPU, plain PyTorch on a CPU."""
+def foreign(
+    device: str, precision: str, *, names: Sequence[str] = (), views: Sequence[int] = ()
+) -> list[Case]:
+    """Networks that sfumato does not define: those of timm on a GPU, plain PyTorch on a CPU.
+
+    Args:
+        device: Kind of device.
+        precision: Precision.
+        names: The models to take; all if none.
+        views: The views per example to take; all if none.
+    """
+    every = _foreign(device, precision)
+    for option, asked, known in (
+        ("--models", names, [case.model for case in every]),
+        ("--views", views, [case.views for case in every]),
+    ):
+        if missing := [one for one in asked if one not in known]:
+            raise UserError(
+                f"{option} {missing[0]}: --foreign has no such case on {device}."
+                f"{nearest(str(missing[0]), [str(one) for one in known])} "
+                f"Known: {', '.join(dict.fromkeys(str(one) for one in known))}."
+            )
+    return [
+        case
+        for case in every
+        if (not names or case.model in names) and (not views or case.views in views)
+    ]
+
+
+def _foreign(device: str, precision: str) -> list[Case]:
     if device == "cuda":
         return [
             Case(

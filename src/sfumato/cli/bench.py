@@ -137,13 +137,13 @@ class Asked:
         """The cases to measure: networks from outside, curves over sizes, or models as they are."""
         from sfumato.bench import cases as known
 
-        if foreign and (scaling or self.names or self.views or self.rows or self.physical):
+        if foreign and (scaling or self.rows or self.physical):
             raise UserError(
-                "--foreign has cases of its own: leave --models, --views, --rows, --physical and "
-                "--scaling out."
+                "--foreign has cases of its own: leave --rows, --physical and --scaling out; "
+                "--models and --views choose among them."
             )
         if foreign:
-            return known.foreign(self.kind, self.precision)
+            return known.foreign(self.kind, self.precision, names=self.names, views=self.views)
         if not scaling:
             return known.choose(
                 self.kind, precision=self.precision, names=self.names, views=self.views,
