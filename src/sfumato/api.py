@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from sfumato.models import Code, GivenModel
     from sfumato.training.canary_plan import AuditSettings
-    from sfumato.training.reporter import Reporter
+    from sfumato.training.instead import Instead
+from sfumato.training.reporter import Reporter
 
 _ARGUMENTS = {
     "privacy.epsilon": "epsilon", "privacy.delta": "delta", "training.seed": "seed",
@@ -86,8 +87,9 @@ def train(
         epsilon: The privacy budget; the recipe's if None.
         delta: Well below 1 / number of training images; the recipe's if None.
         recipe: A packaged recipe, a recipe file or a `Recipe`; what the command takes if None:
-            `images`, and `from-scratch` with another model. On a CPU that would need more than an
-            hour, a quick recipe is taken instead of `images`, and the reporter is told.
+            `images`, and `from-scratch` with another model. With few examples, and on a CPU that
+            would need more than an hour, `last-layer` is taken instead of `images`, and the
+            reporter is told.
         seed: Makes the run repeatable, noise and all; such a run is not private towards those who
             know the seed.
         out: The run folder to make; `runs/NAME-NNN` if None.
@@ -113,7 +115,7 @@ def train(
 def train_chosen(
     recipe: Recipe,
     *,
-    quick: Callable[[], Recipe] | None,
+    quick: Instead | None,
     out: Path | None,
     root: Path | None,
     device: str,
@@ -196,11 +198,11 @@ def _trained(
     trust_code: Iterable[Code],
     settings: dict[str, Any],
     audit: AuditSettings | None = None,
-    quick: Callable[[], Recipe] | None = None,
+    quick: Instead | None = None,
 ) -> Run:
     """Train with the arguments of `train`, and with canaries for an audit.
 
-    `quick` makes the recipe that is taken on a CPU instead of one that takes hours there.
+    `quick` is taken where it is to be expected more accurate, and on a CPU instead of hours there.
     """
     from sfumato.training.pipeline import train
 

@@ -1,4 +1,4 @@
-"""The recipes whose accuracies docs/initialisation.md and `sfumato.guide.measured` quote."""
+"""The recipes whose accuracies docs/initialisation.md and `sfumato.recipes.measured` quote."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sfumato import recipes
 from sfumato.data import Views
 from sfumato.data.augment import Augment
-from sfumato.recipes.choice import quick_choice
+from sfumato.recipes.choice import Quick, quick_choice
 from sfumato.text import QUICK
 from sfumato.training import setup, time_estimate
 from sfumato.training.pipeline import train
@@ -49,7 +49,7 @@ def test_only_a_recipe_that_nobody_chose_is_exchanged(tmp_path: Path) -> None:
     for asked in ((folder, None, budget), (None, folder, budget | {"data.name": folder})):
         quick = quick_choice(*asked)
         assert quick is not None
-        found = quick()
+        found = quick.make()
         assert (found.name, found.data.name) == ("last-layer", folder)
         assert (found.privacy.epsilon, found.data.size) == (3.0, 32)
     for asked in (
@@ -60,6 +60,29 @@ def test_only_a_recipe_that_nobody_chose_is_exchanged(tmp_path: Path) -> None:
         (None, None, {}),
     ):
         assert quick_choice(*asked) is None
+
+
+@pytest.mark.parametrize(("private", "few"), [(True, True), (True, False), (False, True)])
+def test_with_few_examples_the_quick_recipe_is_taken(
+    private: bool, few: bool, tmp_path: Path
+) -> None:
+    asked: list[tuple[int, float, bool]] = []
+
+    def better(examples: int, epsilon: float, grey: bool) -> bool:
+        asked.append((examples, epsilon, grey))
+        return few
+
+    whole = recipes.find("digits").replace({"privacy.enabled": private, "training.steps": 1})
+    smaller = whole.replace({"name": "smaller"})
+    watching = Listening()
+    train(
+        whole, out=tmp_path / "run", device="cpu", reporter=watching,
+        quick=Quick(lambda: smaller, better),
+    )  # fmt: skip
+    taken = private and few
+    assert recipes.of_run(tmp_path / "run").name == ("smaller" if taken else "digits")
+    assert any("With 1,438 training examples" in words for words in watching.said) == taken
+    assert asked == ([(1438, whole.privacy.epsilon, True)] if private else [])
 
 
 def test_the_estimate_grows_with_the_work() -> None:
@@ -107,13 +130,13 @@ def test_a_run_that_takes_hours_is_exchanged_for_a_quick_one(
     assert any(words.startswith("Estimated time") for words in watching.said)
 
     quick = quick_choice(folder, None, {"data.cache": False})
-    assert quick is not None and quick().model.options["until"] == "conv3"
+    assert quick is not None and quick.make().model.options["until"] == "conv3"
     smaller = chosen.replace(changes | steps | {"name": "smaller"})
     watching.said.clear()
     (tmp_path / "scans" / "ill" / "notes.txt").write_text("no image")
     train(
         chosen.replace(changes | steps), out=tmp_path / "other", device="cpu", reporter=watching,
-        quick=lambda: smaller,
+        quick=Quick(lambda: smaller, better=lambda *given: False),
     )  # fmt: skip
     assert recipes.of_run(tmp_path / "other").name == "smaller"
     assert any("name its recipe" in words for words in watching.said)

@@ -7,10 +7,10 @@ proposal = propose(found.dataset, found.data, epsilon=8, minutes=30, device=torc
 print(recipe_text(proposal))
 """
 
-from sfumato.guide.measured import Expectation, expected_accuracy
 from sfumato.guide.proposal import Proposal, propose
 from sfumato.guide.recipe_text import recipe_text
 from sfumato.guide.search_units import Found, look
+from sfumato.recipes.measured import Expectation, expected_accuracy
 
 __all__ = [
     "Expectation",

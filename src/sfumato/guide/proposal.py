@@ -12,11 +12,11 @@ import torch
 from sfumato import recipes
 from sfumato.data import Dataset
 from sfumato.errors import UserError
-from sfumato.guide.measured import Expectation, expected_accuracy
 from sfumato.guide.pace import Pace, measure_pace, views_of
 from sfumato.privacy.accounting.budget import check_epsilon
 from sfumato.privacy.accounting.plan_grid import Choice, choice
 from sfumato.recipe import Recipe
+from sfumato.recipes.measured import Expectation, better_last_layer, expected_accuracy
 from sfumato.settings import Data
 from sfumato.text import QUICK
 from sfumato.training.setup import asked_steps, expected_batch
@@ -83,7 +83,7 @@ def propose(
     if not 0 < minutes < math.inf:
         raise UserError(f"--minutes {minutes:g}: give a number above 0.")
     slow: list[_Work] = []
-    for base in _in_order(dataset.train.examples, epsilon):
+    for base in _in_order(dataset, epsilon):
         pace = None if device is None else measure(_recipe(base, data), dataset, device)
         works = _works(base, data, dataset, pace)
         quick = [w for w in works if w.seconds is None or w.seconds <= 60 * minutes]
@@ -101,16 +101,10 @@ def delta_for(examples: int) -> float:
     return min(_DELTA, 10.0 ** math.floor(math.log10(_MANY / examples)))
 
 
-def _in_order(examples: int, epsilon: float) -> tuple[str, str]:
-    """A whole network and a last layer on fixed ones, the better one with so many images first.
-
-    CIFAR-10's curves decide.
-    """
-    whole, last = (
-        expected_accuracy(name, examples, epsilon, grey=False) for name in ("images", QUICK)
-    )
-    assert whole is not None and last is not None
-    return ("images", QUICK) if whole.accuracy > last.accuracy else (QUICK, "images")
+def _in_order(dataset: Dataset, epsilon: float) -> tuple[str, str]:
+    """A whole network and a last layer on fixed ones, the better one with so many images first."""
+    few = better_last_layer(dataset.train.examples, epsilon, grey=dataset.channels == 1)
+    return (QUICK, "images") if few else ("images", QUICK)
 
 
 def _recipe(base: str, data: Data) -> Recipe:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sfumato.errors import UserError
 from sfumato.recipe import Recipe
+from sfumato.recipes.measured import better_last_layer
 from sfumato.recipes.names import current_name, packaged
 from sfumato.text import DATA_FILES, QUICK
 
@@ -65,14 +67,30 @@ _OPEN = ("data.", "privacy.epsilon", "privacy.delta", "training.seed", "training
 """Settings, by their beginnings, that do not concern the network and how it is trained."""
 
 
+@dataclass(frozen=True)
+class Quick:
+    """The quick recipe for the user's data, instead of one that nobody asked for by name.
+
+    Attributes:
+        make: Makes it.
+        better: Tells from the number of examples, epsilon and whether images are grey, whether the
+            quick recipe is to be expected more accurate.
+    """
+
+    make: Callable[[], Recipe]
+    better: Callable[[int, float, bool], bool] = lambda examples, epsilon, grey: better_last_layer(
+        examples, epsilon, grey=grey
+    )
+
+
 def quick_choice(
     recipe: str | None,
     data: str | None,
     changes: Mapping[str, Any],
     *,
     options: Mapping[str, str] | None = None,
-) -> Callable[[], Recipe] | None:
-    """A function that makes the quick recipe for the user's data.
+) -> Quick | None:
+    """The quick recipe that may be taken instead.
 
     None if the user has named a recipe, or has given a setting of the network or of its training:
     then no other recipe may be taken. The arguments are those of `choose`.
@@ -84,7 +102,7 @@ def quick_choice(
     if place is None or choose(recipe, data, changes).name != "images":
         return None
     changes = {**changes, "data.name": place}
-    return lambda: choose(QUICK, place, changes, options=options)
+    return Quick(lambda: choose(QUICK, place, changes, options=options))
 
 
 def _is_data(recipe: str) -> bool:

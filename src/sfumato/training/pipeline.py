@@ -24,6 +24,7 @@ from sfumato.training.canary_plan import AuditSettings, CanaryPlan
 from sfumato.training.classifier import weights_digest
 from sfumato.training.drawn_images import images_at_once
 from sfumato.training.initial import parameters, prior, start
+from sfumato.training.instead import Instead, better_with_few
 from sfumato.training.interrupt import GRACE, Stopped, stop_on_signal
 from sfumato.training.ledger_header import ledger_header
 from sfumato.training.loop import Loop
@@ -64,7 +65,7 @@ def train(
     trust_code: Iterable[Code] = (),
     selection: Selection | None = None,
     audit: AuditSettings | None = None,
-    quick: Callable[[], Recipe] | None = None,
+    quick: Instead | None = None,
 ) -> Path:
     """Train a new model.
 
@@ -80,8 +81,8 @@ def train(
             and torchvision.
         selection: The choice among runs of which this is one; the budget is that of the choice.
         audit: The canaries to train with, for an audit; None for a model to use.
-        quick: Makes the quick recipe for the same data, if nobody asked for `recipe` by name: it
-            is taken on a CPU for what would take hours.
+        quick: The quick recipe for the same data, if nobody asked for `recipe` by name: it is taken
+            where it is to be expected more accurate, and on a CPU for what would take hours.
 
     Returns:
         The run folder.
@@ -106,6 +107,11 @@ def train(
         recipe = recipe.replace({"data.channels": donor.description.channels})
         dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
         reporter.say(_GREY)
+    if instead := better_with_few(recipe, dataset, reporter, quick):
+        return train(
+            instead, data=data, out=out, root=root, device=device, reporter=reporter,
+            trust_code=trust_code, selection=selection, audit=audit,
+        )  # fmt: skip
     plan = setup.plan(recipe, dataset.train.examples, before=origin.before, selection=selection)
     seed = recipe.training.seed
     randomness = Randomness.shared() if seed is None else origin.seeded_randomness(seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 import time
 from collections.abc import Callable
 
@@ -14,8 +13,9 @@ from sfumato.data import Dataset, Views
 from sfumato.live import working
 from sfumato.privacy.numerics.model_state import undisturbed
 from sfumato.recipe import Recipe
-from sfumato.text import GIVEN, QUICK, duration
+from sfumato.text import duration
 from sfumato.training.initial.frozen_features import features_apply
+from sfumato.training.instead import Instead, advice, exchanged
 from sfumato.training.reporter import Reporter
 from sfumato.training.setup import Plan, views
 
@@ -93,33 +93,9 @@ def seconds_for(work: Callable[[int], object], count: float) -> float:
     return found
 
 
-def command(recipe: Recipe, name: str) -> str:
-    """The command, or the call, that trains on a recipe's data with a packaged recipe instead."""
-    if recipe.data.name.startswith(GIVEN):
-        return f"sfumato.train(data, recipe='{name}', ...)"
-    budget = f" --epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.enabled else ""
-    return f"sfumato train {name} --data {shlex.quote(recipe.data.name)}{budget}"
-
-
 def about_time(seconds: float) -> str:
     """A sentence about the estimated time of a run."""
     return f"Estimated time on this CPU: {duration(seconds)}."
-
-
-def advice(recipe: Recipe) -> str:
-    """Words about what takes minutes instead of hours."""
-    return (
-        "If only the last layer is trained, a few thousand images take minutes:\n"
-        f"  {command(recipe, QUICK)}"
-    )
-
-
-def exchanged(recipe: Recipe) -> str:
-    """Words about a recipe that was taken instead of one that nobody asked for by name."""
-    return (
-        f"Without a GPU the recipe '{QUICK}' is taken, which takes minutes. To train "
-        f"the whole network nevertheless, name its recipe:\n  {command(recipe, recipe.name)}"
-    )
 
 
 def in_time(
@@ -128,7 +104,7 @@ def in_time(
     dataset: Dataset,
     model: nn.Module,
     reporter: Reporter,
-    quick: Callable[[], Recipe] | None,
+    quick: Instead | None,
 ) -> Recipe | None:
     """Say how long a run will take on this CPU; the recipe to take instead, if that is hours.
 
@@ -138,7 +114,7 @@ def in_time(
         dataset: Its data.
         model: Its model.
         reporter: Told the time, and what takes less.
-        quick: Makes the quick recipe for the same data; None if the user has asked for this one.
+        quick: The quick recipe for the same data; None if the user has asked for this one.
     """
     with working("estimating the time"):
         seconds = seconds_on_cpu(model, plan, dataset, views(recipe))
@@ -147,4 +123,4 @@ def in_time(
     if seconds < LONG or recipe.start.train:
         return None
     reporter.say(advice(recipe) if quick is None else exchanged(recipe))
-    return None if quick is None else quick()
+    return None if quick is None else quick.make()

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sfumato.text import QUICK
+
 Curve = Mapping[int, float]
 """Accuracy by number of training images."""
 
@@ -21,6 +23,7 @@ FASHION = "Fashion-MNIST"
 MEASURED: Mapping[tuple[str, str, float], Curve] = {
     ("images", CIFAR10, 3.0): {1000: 0.300, 5000: 0.575, 20_000: 0.711},
     ("images", CIFAR10, 8.0): {1000: 0.428, 5000: 0.658, 20_000: 0.745},
+    ("images", FASHION, 3.0): {1000: 0.639, 4000: 0.776, 10_000: 0.814},
     ("last-layer", CIFAR10, 3.0): {1000: 0.387, 5000: 0.580},
     ("last-layer", CIFAR10, 8.0): {1000: 0.478, 5000: 0.627},
     ("wavelets", CIFAR10, 3.0): {1000: 0.323, 5000: 0.491},
@@ -86,6 +89,23 @@ def expected_accuracy(
             images = min(max(examples, min(curve)), max(curve))
             return Expectation(interpolated(curve, images), data, budget, images, examples)
     return None
+
+
+def better_last_layer(examples: int, epsilon: float, *, grey: bool) -> bool:
+    """Tell whether a last layer on fixed ones was more accurate than the whole network.
+
+    Never for more examples than it was measured with.
+
+    Args:
+        examples: Number of training examples.
+        epsilon: The budget.
+        grey: Whether images have one channel.
+    """
+    whole, last = (
+        expected_accuracy(name, examples, epsilon, grey=grey) for name in ("images", QUICK)
+    )
+    assert whole is not None and last is not None
+    return last.accuracy > whole.accuracy and last.images >= examples
 
 
 def interpolated(curve: Curve, images: int) -> float:

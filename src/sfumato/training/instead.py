@@ -1,0 +1,79 @@
+"""Recipes that are taken instead of one that nobody asked for by name."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import Protocol
+
+from sfumato.data import Dataset
+from sfumato.recipe import Recipe
+from sfumato.text import GIVEN, QUICK
+from sfumato.training.reporter import Reporter
+
+
+class Instead(Protocol):
+    """The quick recipe for the user's data (`sfumato.recipes.choice.Quick`)."""
+
+    @property
+    def make(self) -> Callable[[], Recipe]:
+        """Make the recipe."""
+
+    @property
+    def better(self) -> Callable[[int, float, bool], bool]:
+        """Tell from examples, epsilon and grey whether it is to be expected more accurate."""
+
+
+def command(recipe: Recipe, name: str) -> str:
+    """The command, or the call, that trains on a recipe's data with a packaged recipe instead."""
+    if recipe.data.name.startswith(GIVEN):
+        return f"sfumato.train(data, recipe='{name}', ...)"
+    budget = f" --epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.enabled else ""
+    return f"sfumato train {name} --data {shlex.quote(recipe.data.name)}{budget}"
+
+
+def advice(recipe: Recipe) -> str:
+    """Words about what takes minutes instead of hours."""
+    return (
+        "If only the last layer is trained, a few thousand images take minutes:\n"
+        f"  {command(recipe, QUICK)}"
+    )
+
+
+def exchanged(recipe: Recipe) -> str:
+    """Words about the recipe that is taken where the whole network would take hours."""
+    words = f"Without a GPU the recipe '{QUICK}' is taken, which takes minutes."
+    return f"{words} {_nevertheless(recipe)}"
+
+
+def _nevertheless(recipe: Recipe) -> str:
+    return (
+        "To train the whole network nevertheless, name its recipe:\n"
+        f"  {command(recipe, recipe.name)}"
+    )
+
+
+def better_with_few(
+    recipe: Recipe, dataset: Dataset, reporter: Reporter, quick: Instead | None
+) -> Recipe | None:
+    """The recipe to take instead because of few examples; says so.
+
+    Their number and epsilon are public, so the choice costs nothing.
+
+    Args:
+        recipe: The recipe of the run.
+        dataset: Its data.
+        reporter: Told what is taken, and how to train the other.
+        quick: The quick recipe for the same data; None if the user has asked for this one.
+    """
+    examples, epsilon = dataset.train.examples, recipe.privacy.epsilon
+    if quick is None or not recipe.privacy.enabled or epsilon is None:
+        return None
+    if not quick.better(examples, epsilon, dataset.channels == 1):
+        return None
+    reporter.say(
+        f"With {examples:,} training examples at epsilon {epsilon:g} the recipe '{QUICK}' is "
+        "taken: in our measurements with so few the whole network was less accurate. "
+        f"{_nevertheless(recipe)}"
+    )
+    return quick.make()
