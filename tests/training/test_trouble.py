@@ -30,3 +30,16 @@ def test_a_long_first_step_says_what_took_it(durations: dict[str, float], words:
 
 def test_a_short_first_step_says_nothing() -> None:
     assert trouble.about_start(private(checks=1.5, compilation=2.0), 4.0) == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "words"),
+    [
+        ({"compiled": "no rule"}, "layer by layer in float32"),
+        ({"CUDA graph": "it differs"}, "cannot be recorded as a CUDA graph (it differs)"),
+    ],
+)
+def test_what_makes_steps_slow_is_said(slow: dict[str, str], words: str) -> None:
+    engine = SimpleNamespace(durations={}, precision="auto", passed_over=slow)
+    [said] = trouble.about_start(SimpleNamespace(per_example=engine), 1.0)  # type: ignore[arg-type]
+    assert words in said

@@ -28,6 +28,7 @@ from sfumato.bench.feed import (
     generated,
     recipe_of,
 )
+from sfumato.privacy.per_example import REPLAY
 from sfumato.training import devices, optimizers, setup
 from sfumato.training.averaging import Average
 
@@ -77,10 +78,13 @@ def sfumato(case: Case, device: torch.device) -> Contender:
     generator = torch.Generator().manual_seed(0)
 
     def remark() -> str:
-        reason = loop.private.per_example.passed_over.get("compiled")
+        passed_over = loop.private.per_example.passed_over
         if case.precision == "float32":
             return "eager"
-        return f"not compiled: {reason}" if reason else "compiled"
+        if reason := passed_over.get("compiled"):
+            return f"not compiled: {reason}"
+        reason = passed_over.get(REPLAY)
+        return f"compiled, no CUDA graph: {reason}" if reason else "compiled"
 
     return Contender(
         step=lambda: loop.take_step(drawn(case, generator)),

@@ -23,6 +23,7 @@ from sfumato.privacy.checks.compiled_pass import compiled_pass
 from sfumato.privacy.checks.engine_choice import choose_engine, holds_at_size
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
 from sfumato.privacy.checks.refusals import refuse_loss, refuse_mixing_layers, refuse_parameters
+from sfumato.privacy.engines import tracing
 from sfumato.privacy.engines.compiled import Compiled, Fused
 from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.keyed_draws import RowSeeds
@@ -58,7 +59,8 @@ class PerExample:
         seeds: Seeds of the random numbers that the model draws for the rows of the next batch;
             PyTorch's own generators if None.
         engine: The engine of the last batch, unless a compiled pass ran it; None before.
-        passed_over: Faster engines that were not used, and the reasons.
+        passed_over: Faster engines that were not used, or a faster way to run the compiled one, and
+            the reasons.
         narrowest: The least precise floating-point type that the model computes in.
         proof: Whether isolation is proved besides being tested; None until `prove` is called.
         durations: Seconds that checks and compilation have taken so far.
@@ -298,10 +300,10 @@ class PerExample:
         if engine is not None and not self._still_right(engine, x, y):
             engine = None
         if engine is None:
-            choice = choose_engine(
-                self.objective, x, y,
-                check=self.check, compiled=self.precision_for(x) is not None,
-            )  # fmt: skip
+            compiled = self.precision_for(x) is not None
+            if compiled and x.is_cuda:
+                tracing.start_workers()
+            choice = choose_engine(self.objective, x, y, check=self.check, compiled=compiled)
             engine, self.narrowest = choice.engine, choice.narrowest
             self.passed_over = choice.passed_over
         return engine
@@ -329,6 +331,8 @@ class PerExample:
                     found = compiled_pass(engine, x, y, precision)
             if isinstance(found, str):
                 self.passed_over["compiled"] = found
+            elif found.refused:
+                self.passed_over[REPLAY] = found.refused
             known[settings] = None if isinstance(found, str) else found
         return known[settings]
 
@@ -351,6 +355,9 @@ def with_images(engine: PerExample, images: int, views: int) -> PerExample:
     found.say = engine.say
     return found
 
+
+REPLAY = "CUDA graph"
+"""The name in `passed_over` of replaying the compiled pass without the host."""
 
 _MOST_SETTINGS = 4
 """Settings of one model for which a pass is compiled; for more, compiling would take longer."""

@@ -6,6 +6,7 @@ from torch import nn
 
 from sfumato.errors import UserError
 from sfumato.privacy.mechanism import PrivateGradients
+from sfumato.privacy.per_example import REPLAY
 from sfumato.privacy.statistics import BatchStatistics
 from sfumato.recipe import Recipe
 
@@ -72,6 +73,11 @@ def about_start(private: PrivateGradients, seconds: float) -> list[str]:
         remarks.append(
             "This model runs layer by layer in float32, several times slower than it could: the "
             f"compiled pass does not fit it ({engine.passed_over['compiled']})."
+        )
+    elif REPLAY in engine.passed_over:
+        remarks.append(
+            "The host starts each kernel of this model's compiled pass, and a GPU may wait for it: "
+            f"the pass cannot be recorded as a CUDA graph ({engine.passed_over[REPLAY]})."
         )
     return remarks
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from sfumato.privacy.engines import tracing
-from sfumato.privacy.engines.compiled import _compiler
+from sfumato.privacy.engines.compiled import _SEARCH, _compiler
 
 
 def doubled(times: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -91,3 +92,26 @@ def test_traced_functions_are_found_in_the_cache_by_all_that_they_depend_on(
         assert graphs["fxgraph_cache_bypass"] == 0
         assert (graphs["fxgraph_cache_miss"] == 0) is known, (constant, rows)
         assert (graphs["fxgraph_cache_hit"] == 2) is known
+
+
+def test_a_short_search_among_kernels_is_asked_for() -> None:
+    """The compiler's names may change: then its own times hold, and the first step is longer."""
+    inductor = torch._inductor.config
+    known = {name: time for name, time in _SEARCH.items() if hasattr(inductor, name)}
+    assert known or torch.__version__ < "2.13"
+    before = {name: getattr(inductor, name) for name in known}
+    with _compiler():
+        assert {name: getattr(inductor, name) for name in known} == known
+    assert {name: getattr(inductor, name) for name in known} == before
+
+
+def test_workers_of_the_compiler_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import async_compile
+
+    started: list[int] = []
+    monkeypatch.setattr(async_compile, "maybe_warm_pool", lambda: started.append(1))
+    tracing.start_workers()
+    assert started == [1]
+    monkeypatch.delattr(async_compile, "maybe_warm_pool")
+    tracing.start_workers()
+    assert started == [1], "another version of PyTorch may not have it"

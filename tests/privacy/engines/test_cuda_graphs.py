@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from sfumato.privacy.engines import cuda_graphs as replay
+from sfumato.privacy.engines.compiled import Compiled
 from sfumato.privacy.engines.cuda_graphs import Replayed, apart
+from sfumato.privacy.per_example import REPLAY, PerExample
 
 
 def test_a_function_runs_eagerly_without_cuda() -> None:
@@ -74,3 +76,11 @@ def test_a_graph_that_returns_other_numbers_is_refused() -> None:
     assert not replayed._capture((torch.arange(3.0),))
     assert not replayed.captured
     assert replayed.refused is not None and "differ by" in replayed.refused
+
+
+def test_a_pass_that_is_not_replayed_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(3, 2)
+    monkeypatch.setattr(Compiled, "refused", "it differs")
+    engine = PerExample(model, precision=torch.float32)
+    engine(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+    assert engine.passed_over == {REPLAY: "it differs"}

@@ -8,6 +8,7 @@ code of the model and of our rules instead, and refuses much that runs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,18 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
     """
     found: Function = compile_fx(_Module(function), list(inputs))
     return found
+
+
+def start_workers() -> None:
+    """Start the processes in which the compiler compiles kernels, without waiting for them.
+
+    They take seconds to be ready, and until then it compiles kernels one by one in this process.
+    `torch.compile` starts them when it is first called; a compilation by tracing does not.
+    """
+    with contextlib.suppress(ImportError):  # The function is not part of PyTorch's interface.
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
 
 
 def compile_fx(module: nn.Module, inputs: list[Tensor]) -> Any:
