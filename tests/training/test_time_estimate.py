@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from sfumato import recipes
 from sfumato.data import Views
 from sfumato.data.augment import Augment
+from sfumato.recipe import parse_setting
 from sfumato.recipes.choice import Quick, quick_choice
 from sfumato.text import QUICK
-from sfumato.training import setup, time_estimate
+from sfumato.training import instead, setup, time_estimate
 from sfumato.training.pipeline import train
 from sfumato.training.recipe_data import dataset_of
 from sfumato.training.reporter import Silent
@@ -34,13 +36,25 @@ class Listening(Silent):
 def test_what_takes_minutes_is_advised() -> None:
     chosen = recipes.for_data("my scans")
     assert time_estimate.about_time(9000.0) == "Estimated time on this CPU: 2.5 h."
-    words = time_estimate.advice(chosen)
+    words = instead.advice(chosen)
     assert words.splitlines()[-1] == "  sfumato train last-layer --data 'my scans' --epsilon 8"
-    assert "sfumato train images --data 'my scans' --epsilon 8" in time_estimate.exchanged(chosen)
+    assert "sfumato train images --data 'my scans' --epsilon 8" in instead.exchanged(chosen)
     last = recipes.find("last-layer")
     assert last.start.train == ["head"] and last.start.source == "dead-leaves"
     for quick in map(recipes.find, (QUICK, "wavelets")):
         assert quick.training.views == 1 and not quick.augment.flip, "layers would not run once"
+
+
+def test_the_command_for_another_recipe_has_the_same_images_and_unit() -> None:
+    data = {"data.unit": "patient", "data.unit_pattern": "(?P<unit>P\\d+)", "data.bits": 12}
+    chosen = recipes.for_data("scans").replace(data | {"data.channels": 3, "data.window": [40, 80]})
+    said = instead.command(chosen, "images")
+    again = shlex.split(said)
+    assert again[:7] == ["sfumato", "train", "images", "--data", "scans", "--epsilon", "8"]
+    given = dict(zip(again[7::2], again[8::2], strict=True))
+    assert (given["--unit"], given["--unit-pattern"]) == ("patient", "(?P<unit>P\\d+)")
+    settings = [parse_setting(word) for word in again if word.startswith("data.")]
+    assert dict(settings) == {"data.bits": 12, "data.window": [40, 80]}
 
 
 def test_only_a_recipe_that_nobody_chose_is_exchanged(tmp_path: Path) -> None:

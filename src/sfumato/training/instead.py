@@ -7,9 +7,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sfumato.data import Dataset
-from sfumato.recipe import Recipe
+from sfumato.recipe import Recipe, setting_text
+from sfumato.settings import Data
 from sfumato.text import GIVEN, QUICK
 from sfumato.training.reporter import Reporter
+
+_OPTIONS = {"unit": "--unit", "unit_pattern": "--unit-pattern", "size": "--size"}
+"""Options of the command for settings of the data."""
 
 
 class Instead(Protocol):
@@ -28,8 +32,17 @@ def command(recipe: Recipe, name: str) -> str:
     """The command, or the call, that trains on a recipe's data with a packaged recipe instead."""
     if recipe.data.name.startswith(GIVEN):
         return f"sfumato.train(data, recipe='{name}', ...)"
-    budget = f" --epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.enabled else ""
-    return f"sfumato train {name} --data {shlex.quote(recipe.data.name)}{budget}"
+    words = ["sfumato", "train", name, "--data", recipe.data.name]
+    if recipe.privacy.enabled:
+        words += ["--epsilon", f"{recipe.privacy.epsilon:g}"]
+    usual = vars(Data())
+    for key, value in vars(recipe.data).items():
+        # The name stands above; channels may be those of the weights to start from.
+        if key in _OPTIONS and value != usual[key]:
+            words += [_OPTIONS[key], str(value)]
+        elif key not in ("name", "channels") and value != usual[key]:
+            words += ["--set", f"data.{key}={setting_text(value)}"]
+    return shlex.join(words)
 
 
 def advice(recipe: Recipe) -> str:
