@@ -197,6 +197,13 @@ REFUSED: dict[str, Callable[[], dict[str, Any]]] = {
     "both the first argument": lambda: {"data": sfumato.Recipe(), "recipe": "digits"},
     "There is no folder or file": lambda: {"data": "./scnas"},
     "There is no recipe 'imags'": lambda: {"recipe": "imags"},
+    "recipe=3 is not understood": lambda: {"recipe": 3},
+    "out=3 is not understood": lambda: {"out": 3},
+    "root=3 is not understood": lambda: {"root": 3},
+    "device=None is not understood": lambda: {"device": None},
+    "trust_code='code' is not understood": lambda: {"trust_code": "code"},
+    "reporter=3 cannot be told": lambda: {"reporter": 3},
+    "There is no data": lambda: {"data": None},
 }  # fmt: skip
 
 

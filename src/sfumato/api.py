@@ -211,6 +211,14 @@ def _trained(
     }  # fmt: skip
     changes = settings | {key: value for key, value in named.items() if value is not None}
     changes = {k: v.item() if isinstance(v, np.generic) else v for k, v in changes.items()}
+    if data is None:
+        raise UserError("There is no data: give a folder, a file, arrays or a data set, not None.")
+    _check_types(recipe=recipe, out=out, root=root, device=device, trust_code=trust_code)
+    if reporter is not None and not isinstance(reporter, Reporter):
+        raise UserError(
+            f"reporter={reporter!r} cannot be told about progress: give an object with the methods "
+            "say and show, or None."
+        )
     trusted, in_memory = tuple(trust_code), None
     if model is not None:
         changes["model.name"] = model
@@ -232,6 +240,24 @@ def _trained(
         trust_code=trusted, audit=audit, quick=quick,
     )  # fmt: skip
     return Run(folder, data=in_memory, root=root, trust_code=trusted, _check=_rank_0())
+
+
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "recipe": ((str, os.PathLike, Recipe, type(None)), "a recipe's name, its file, or a Recipe"),
+    "out": ((str, os.PathLike, type(None)), "the path of a new folder"),
+    "root": ((str, os.PathLike, type(None)), "the path of a folder with data sets"),
+    "device": ((str,), "auto, cpu, cuda or mps"),
+    "trust_code": ((Iterable,), "the names of modules, in a list"),
+}
+"""What arguments of `train` may be, and the words for it."""
+
+
+def _check_types(**given: object) -> None:
+    """Raise a `UserError` for an argument that cannot be meant."""
+    for name, value in given.items():
+        kinds, words = _TYPES[name]
+        if not isinstance(value, kinds) or (name == "trust_code" and isinstance(value, str)):
+            raise UserError(f"{name}={value!r} is not understood: give {words}.")
 
 
 def _named(data: object, changes: Mapping[str, Any]) -> str:

@@ -67,11 +67,6 @@ def words_in_markdown(text: str) -> str:
     return re.sub(r"([*`|])", r"\\\1", quoted_markdown(one_line(html.unescape(text))))
 
 
-def without_markdown(text: str) -> str:
-    """The text that escapes in Markdown, such as `\\*` and `&lt;`, stand for."""
-    return re.sub(r"\\([^\w\s])", r"\1", html.unescape(text))
-
-
 def percent(value: float | None, decimals: int = 1) -> str:
     """A share as `92.1 %`; a dash for none and for NaN."""
     return NONE if value is None or value != value else f"{100 * value:.{decimals}f} %"

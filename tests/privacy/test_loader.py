@@ -134,3 +134,9 @@ def test_backward_takes_nothing_over_from_before() -> None:
     with pytest.raises(UserError, match="rows"):
         private.backward(x[:5], y, physical_batch=4)
     assert private.released == 0 and private._sum.totals is None
+
+
+def test_a_data_set_in_the_place_of_a_loader_is_refused() -> None:
+    data: Any = TensorDataset(torch.zeros(4, 1))
+    with pytest.raises(UserError, match="DataLoader, not TensorDataset"):
+        poisson_loader(data, PoissonSampler(4, 2))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -433,3 +435,29 @@ def test_integer_inputs_may_be_indices_of_a_table() -> None:
     for got, tensor in zip(grads(model), reference.tensors, strict=True):
         assert tensor is not None
         assert torch.allclose(got, tensor.sum(0) / 8, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"precision": "bf16"}, "precision='bf16' is not known"),
+        ({"precision": torch.int8}, "such as torch.bfloat16"),
+        ({"model": "resnet"}, "must be a torch.nn.Module, not 'resnet'"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(given: dict[str, Any], words: str) -> None:
+    known: dict[str, Any] = {"model": nn.Linear(3, 2), "precision": "auto"}
+    budget = {"examples": 100, "batch": 10, "epsilon": 3.0, "delta": 1e-3, "steps": 3}
+    model = (known | given).pop("model")
+    more = {key: value for key, value in (known | given).items() if key != "model"}
+    with pytest.raises(UserError, match=re.escape(words)):
+        PrivateGradients.for_budget(model, **budget, **more)
+    assert PrivateGradients.for_budget(nn.Linear(3, 2), **budget, precision="auto")
+
+
+def test_the_noise_of_a_budget_cannot_be_given_too() -> None:
+    with pytest.raises(TypeError, match="noise"):
+        PrivateGradients.for_budget(  # type: ignore[call-arg]
+            nn.Linear(3, 2), examples=100, batch=10, epsilon=3, delta=1e-3, steps=3,
+            noise=GaussianNoise(99.0),
+        )  # fmt: skip

@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
 from sfumato.errors import UserError
+from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.privacy.units.image_units import Units
-from sfumato.privacy.units.unit_loss import PADDING
 
 
 @dataclass
@@ -82,6 +82,11 @@ def poisson_loader(
         units: The unit of each image, if units are drawn.
         per_unit: Most images of a unit in a draw; all if None.
     """
+    if not isinstance(loader, DataLoader):
+        raise UserError(
+            f"The loader must be a torch.utils.data.DataLoader, not {type(loader).__name__}: give "
+            "DataLoader(dataset), whose batch size and order do not matter."
+        )
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise UserError(

@@ -49,8 +49,8 @@ class PrivateGradients(Releases):
         views: Rows per example, averaged before clipping.
         images: Images of a unit of privacy that run beside each other, for units of several
             images (`units` of `accumulate`); a unit with more takes several passes.
-        check: Check the model against the slow reference before the first batch, and now and then
-            on real examples (`sfumato.privacy.checks.spot_check`).
+        check: Compare the model with the reference, one example at a time, before the first batch,
+            and with itself now and then on real examples (`sfumato.privacy.checks.spot_check`).
         randomness: Source of the noise: a new key from the operating system if None, which all
             ranks share. A key serves one mechanism: two would have the same noise. With
             `Randomness.from_seed` releases can be repeated, and are not private.
@@ -99,18 +99,13 @@ class PrivateGradients(Releases):
 
     @classmethod
     def for_budget(
-        cls,
-        model: nn.Module,
-        *,
-        examples: int,
-        batch: float,
-        epsilon: float,
-        delta: float,
-        steps: int,
-        clipping: ClippingRule | None = None,
-        accountant: AccountantName = "pld",
-        **more: Any,
-    ) -> Self:
+        cls, model: nn.Module, *,
+        examples: int, batch: float, epsilon: float, delta: float, steps: int,
+        clipping: ClippingRule | None = None, accountant: AccountantName = "pld",
+        loss: Loss = cross_entropy, views: int = 1, images: int = 1, check: bool = True,
+        randomness: Randomness | None = None,
+        precision: torch.dtype | Literal["auto"] | None = "auto",
+    ) -> Self:  # fmt: skip
         """The mechanism with the least noise that keeps so many steps within a privacy budget.
 
         Args:
@@ -121,15 +116,18 @@ class PrivateGradients(Releases):
             steps: Number of releases.
             clipping: The clipping rule; `Flat(1.0)` if None.
             accountant: `pld` or `rdp`.
-            **more: As for the class itself.
+            loss, views, images, check, randomness, precision: As for the class itself.
         """
         check_delta(delta, examples)
         sampler = PoissonSampler(examples, batch)
         sigma = noise_multiplier_for(
             epsilon=epsilon, delta=delta, q=sampler.rate, steps=steps, accountant=accountant
         )
-        more |= {"clipping": clipping or Flat(1.0), "noise": GaussianNoise(sigma)}
-        return cls(model, sampler=sampler, **more)
+        return cls(
+            model, sampler=sampler, clipping=clipping or Flat(1.0), noise=GaussianNoise(sigma),
+            loss=loss, views=views, images=images, check=check, randomness=randomness,
+            precision=precision,
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and files, without the key, sums and examples.

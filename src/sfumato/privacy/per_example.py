@@ -5,7 +5,6 @@ The checks that find it run on the model itself before the first batch counts.
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +21,13 @@ from sfumato.privacy.checks.batches import check_device, check_inputs, explained
 from sfumato.privacy.checks.compiled_pass import compiled_pass
 from sfumato.privacy.checks.engine_choice import choose_engine, holds_at_size
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
-from sfumato.privacy.checks.refusals import refuse_loss, refuse_mixing_layers, refuse_parameters
+from sfumato.privacy.checks.refusals import (
+    refuse_loss,
+    refuse_mixing_layers,
+    refuse_parameters,
+    refuse_precision,
+    refuse_what_is_no_module,
+)
 from sfumato.privacy.engines import tracing
 from sfumato.privacy.engines.compiled import Compiled, Fused
 from sfumato.privacy.engines.engine import Engine
@@ -31,11 +36,12 @@ from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.objective import Loss, Objective, cross_entropy
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
 from sfumato.privacy.engines.operators import Operators
+from sfumato.privacy.engines.padding import padded, with_room
 from sfumato.privacy.engines.paths import Path
 from sfumato.privacy.engines.results import Gradients
+from sfumato.privacy.engines.unit_loss import UnitLoss
 from sfumato.privacy.numerics.model_state import hook_keys
 from sfumato.privacy.numerics.precision import compiled_precision
-from sfumato.privacy.units.unit_loss import UnitLoss
 
 _CHECK = 16
 """Batches whose computation is worth the checks of one more batch size."""
@@ -86,6 +92,8 @@ class PerExample:
     ) -> None:
         if views < 1:
             raise UserError(f"An example needs at least one view, not {views}.")
+        refuse_what_is_no_module(model)
+        refuse_precision(precision)
         model = getattr(model, "_orig_mod", model)  # The module that torch.compile was given.
         refuse_mixing_layers(model)
         refuse_parameters(model)
@@ -158,7 +166,7 @@ class PerExample:
             parameters = self.trainable  # A model may add or freeze some in its first call.
         self.engine, size = chosen
         if size > examples:
-            x, y = _padded(x, y, size, self.views)
+            x, y = padded(x, y, size, self.views)
         before = [(p._version, p.data_ptr()) for p in parameters.values()]
         found = self._pass(x, y, tuple(parameters))
         for (name, p), own in zip(parameters.items(), before, strict=True):
@@ -184,7 +192,7 @@ class PerExample:
     def as_run(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets as they run, padded to a size that was checked."""
         chosen = self._chosen(x, y, tuple(self.trainable))
-        return _padded(x, y, chosen[1] if chosen else y.shape[0], self.views)
+        return padded(x, y, chosen[1] if chosen else y.shape[0], self.views)
 
     def settle(self, x: Tensor, y: Tensor) -> None:
         """Choose and check the engine for batches like this one, unless that was done before."""
@@ -256,7 +264,7 @@ class PerExample:
     def _is_wasteful(self, examples: int, size: int) -> bool:
         """Count padding; tell whether checking a smaller size would have cost less by now."""
         self._padding, self._used = self._padding + size - examples, self._used + examples
-        better = _with_room(examples)
+        better = with_room(examples)
         return better < size and self._padding > max(self._used // 4, _CHECK * better)
 
     def _choose(self, x: Tensor, y: Tensor) -> tuple[Engine, int]:
@@ -267,13 +275,13 @@ class PerExample:
         """
         check_device(x, y, self.trainable)
         known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
-        size = _with_room(y.shape[0]) if known and self.check else y.shape[0]
+        size = with_room(y.shape[0]) if known and self.check else y.shape[0]
         self._padding = self._used = 0
         engine, words = None, "Checking that examples do not affect each other in"
         spoken = announced(f"{words} {type(self.model).__name__} ...", self.say)
         with self._measured("checks"), spoken:
             try:
-                engine = self._checked_engine(*_padded(x, y, size, self.views), known)
+                engine = self._checked_engine(*padded(x, y, size, self.views), known)
             except Exception as error:
                 if size == y.shape[0] or not out_of_memory(error):
                     raise
@@ -382,24 +390,6 @@ def _empty(x: Tensor, parameters: dict[str, nn.Parameter]) -> Gradients:
         x.new_zeros(0),
         None,
     )
-
-
-def _with_room(examples: int) -> int:
-    """A batch size with room for draws that are larger by two standard deviations or a quarter."""
-    return examples + min(2 * math.isqrt(examples), examples // 4)
-
-
-def _padded(x: Tensor, y: Tensor, size: int, views: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of `size` examples, the last of which repeat the first."""
-    examples = y.shape[0]
-    if size == examples:
-        return x, y
-    more = torch.arange(size - examples, device=y.device) % examples
-    rows = torch.arange((size - examples) * views, device=x.device) % x.shape[0]
-    padded = torch.cat([x, x[rows]])
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        padded = padded.contiguous(memory_format=torch.channels_last)
-    return padded, torch.cat([y, y[more]])
 
 
 __all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Progress:
     seconds_left: float | None
 
 
+@runtime_checkable
 class Reporter(Protocol):
     """Receiver of messages and progress."""
 

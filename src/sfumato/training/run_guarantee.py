@@ -307,7 +307,7 @@ def _of_statement(
         found.append("the statement is not the text that the weights hold the digest of")
     if stated is not None and _one_version(stated, follows):
         if text != statement_chapters.statement(stated):
-            found.append(f"the statement is not the text that follows from {run_folder.GUARANTEE}")
+            found = [f"the statement is not the text that follows from {run_folder.GUARANTEE}"]
         return found
     # Accountants of other versions may differ in the last digits, but by no more than `_AGREE`.
     described = weights.get("guarantee") if stated is None else stated.to_dict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from sfumato.errors import UserError
@@ -64,6 +65,24 @@ def mixing_layers(model: nn.Module) -> dict[str, str]:
         if fix := _fix(module):
             found[name or "(the model itself)"] = fix
     return found
+
+
+def refuse_what_is_no_module(model: object) -> None:
+    """Raise a `UserError` for a model that is not a `torch.nn.Module`."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"The model must be a torch.nn.Module, not {model!r} of type {type(model).__name__}."
+        )
+
+
+def refuse_precision(precision: object) -> None:
+    """Raise a `UserError` for what is no precision; a misspelt one would not be compiled."""
+    floating = isinstance(precision, torch.dtype) and precision.is_floating_point
+    if not (precision is None or precision == "auto" or floating):
+        raise UserError(
+            f"precision={precision!r} is not known: give 'auto', None, or a floating-point type "
+            "such as torch.bfloat16."
+        )
 
 
 def refuse_parameters(model: nn.Module) -> None:
