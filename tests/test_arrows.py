@@ -82,3 +82,50 @@ def test_the_imports_are_seen() -> None:
 @pytest.mark.parametrize("part", [part for part in PARTS if part != "cli"])
 def test_nothing_imports_the_command_line(part: str) -> None:
     assert "cli" not in {other for _, other in imported(part)}
+
+
+ROOMS = {
+    "accounting": set(),
+    "numerics": set(),
+    "engines": {"numerics"},
+    "checks": {"engines", "numerics"},
+    "units": {"checks", "engines", "numerics"},
+    "draws": {"accounting", "engines", "numerics", "units"},
+    "audit": {"accounting", "numerics"},
+    "verify": {"checks", "engines", "numerics"},
+}
+"""The folders of `privacy`, and what each imports of the others."""
+
+PRIVACY = HOUSE / "privacy"
+ABOVE = {"mechanism", "per_example"}
+"""Modules of `privacy` that put the folders together."""
+
+
+def modules_in(room: str) -> Iterator[tuple[str, str]]:
+    """Each file of a folder of `privacy`, with the full name of a module that it imports."""
+    for path in sorted((PRIVACY / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from ((path.name, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield path.name, node.module or ""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_folder_of_privacy_imports_only_what_is_below_it(room: str) -> None:
+    allowed = {*ROOMS[room], room} | (ABOVE if room in ("verify", "checks") else set())
+    found = {
+        (file, name.split(".")[2])
+        for file, name in modules_in(room)
+        if name.startswith("sfumato.privacy.")
+    }
+    assert {(f, other) for f, other in found if other in {*ROOMS, *ABOVE} - allowed} == set()
+
+
+def test_every_folder_of_privacy_has_its_place() -> None:
+    assert {path.parent.name for path in PRIVACY.glob("*/__init__.py")} == set(ROOMS)
+
+
+def test_accounting_needs_no_torch() -> None:
+    names = {name.split(".")[0] for _, name in modules_in("accounting")}
+    assert "torch" not in names and "dp_accounting" in names

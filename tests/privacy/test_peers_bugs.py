@@ -46,7 +46,7 @@ def assert_right(model: nn.Module, x: Tensor = X) -> PerExample:
     """Per-example gradients by layer rules, equal to one example at a time."""
     engine, state = PerExample(model), Snapshot(model)
     ours = engine(x, Y)
-    state.put_back()
+    state.restore()
     found = errors(ours, one_at_a_time(model, x, Y))
     assert max(found.values()) < 1e-4, found
     assert engine.method == "operators", engine.passed_over
@@ -206,7 +206,7 @@ def test_unknown_layers_are_frozen_with_a_print(capsys) -> None:
 
     net = with_head(Unknown(), nn.PReLU(3))
     engine = assert_right(net)
-    assert {p.kind: p.way for p in engine.paths()}["Unknown"] == "reparametrised"
+    assert {p.kind: p.path for p in engine.paths()}["Unknown"] == "reparametrised"
     mechanism = private(net)
     mechanism.accumulate(X, Y)
     mechanism.release()

@@ -36,11 +36,11 @@ def test_sound_model_passes(name: str) -> None:
     assert report.passed, [check for check in report.checks if not check.passed]
     allowed = 1e-2 if name in NARROW else 1e-9
     assert max(parameter.error for parameter in report.parameters) < allowed
-    ways = {path.way for path in report.paths}
+    found = {path.path for path in report.paths}
     if name in SLOWER:
-        assert ways == {SLOWER[name]}
+        assert found == {SLOWER[name]}
     else:
-        assert "loop" not in ways
+        assert "loop" not in found
         assert not any("does not fit" in warning for warning in report.warnings)
 
 

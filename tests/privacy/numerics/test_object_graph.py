@@ -1,4 +1,4 @@
-"""State that a model or a loss keeps in unusual places: it is seen, and put back."""
+"""State that a model or a loss keeps in unusual places: it is seen, and restored."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_state_is_compared_and_restored(place: str, on_layer: bool) -> None:
     assert before.first_difference(Snapshot(model)) is None
     write(held, 3.0)
     assert before.first_difference(Snapshot(model)) is not None
-    before.put_back()
+    before.restore()
     assert before.first_difference(Snapshot(model)) is None
     assert (model[1] if on_layer else model).held is held
 
@@ -255,7 +255,7 @@ def test_generators_of_a_model_are_restored(generator: Any, draw: Callable[[Any]
     first = draw(generator)
     after = Snapshot(model)
     assert before.first_difference(after) is None and not before.same_draws(after)
-    before.put_back()
+    before.restore()
     assert before.same_draws(Snapshot(model)) and draw(generator) == first
 
 
@@ -270,7 +270,7 @@ def test_a_later_snapshot_copies_only_what_changed_and_restores_all_of_it() -> N
     after = Snapshot(model, like=before)
     assert after._graph.values["bias"] is before._graph.values["bias"]
     assert before.first_difference(after) == "weight"
-    before.put_back(after)
+    before.restore(after)
     assert torch.equal(model.weight, weight)
     assert model.kept is kept and bool((kept == 1).all())
     assert before.first_difference(Snapshot(model)) is None
@@ -292,7 +292,7 @@ def test_a_change_of_one_number_is_seen_in_any_layout(kind: str) -> None:
     assert before.first_difference(Snapshot(model, like=before)) is None
     held[-1] = 1e-30
     assert before.first_difference(Snapshot(model, like=before)) == "held"
-    before.put_back()
+    before.restore()
     assert not bool(held.any())
     held[0] = -0.0  # Equal numbers of other bits.
     assert before.first_difference(Snapshot(model, like=before)) is None

@@ -24,9 +24,9 @@ from sfumato.privacy import (
     Unclipped,
     physical_batches,
 )
+from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.units.image_units import Units
-from sfumato.privacy.units.unit_loss import PADDING
 
 SIZES = [1, 5, 2, 1, 7, 3]
 IDS = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES))

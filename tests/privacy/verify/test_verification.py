@@ -28,7 +28,7 @@ def test_report_of_a_sound_model() -> None:
     names = [check.name for check in report.checks]
     assert report.passed and len(names) == len(set(names)) == 15
     assert [p.name for p in report.parameters] == ["0.weight", "0.bias", "4.weight", "4.bias"]
-    assert [(p.module, p.kind, p.way) for p in report.paths] == [
+    assert [(p.module, p.kind, p.path) for p in report.paths] == [
         ("0", "Conv2d", "rule"),
         ("4", "Linear", "rule"),
     ]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
 from sfumato.privacy.engines.objective import Objective, cross_entropy
+from sfumato.privacy.engines.unit_loss import PADDING, UnitLoss
 from sfumato.privacy.numerics.model_state import undisturbed
-from sfumato.privacy.units.unit_loss import PADDING, UnitLoss
 
 _IGNORED = -100
 """Target that stands for no class in cross-entropy."""

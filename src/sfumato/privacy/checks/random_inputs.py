@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.model_state import PROBE_SEED
-from sfumato.privacy.units.unit_loss import PADDING
 
 
 def random_rows(

@@ -1,1 +1,1 @@
-"""Units of privacy with several images: which these are, and their loss."""
+"""Units of privacy with several images: which images are whose, and batches of them."""

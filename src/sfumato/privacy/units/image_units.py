@@ -15,9 +15,9 @@ from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.privacy.checks.batches import check_inputs
+from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.sampling import PhysicalBatch
-from sfumato.privacy.units.unit_loss import PADDING
 
 
 class Units:
