@@ -39,3 +39,9 @@ def test_every_part_is_reached_after_one_import_without_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("part", ["analysis", "data", "models", "nn", "privacy", "recipes"])
+def test_a_part_lists_its_public_names_alone(part: str) -> None:
+    module = importlib.import_module(f"sfumato.{part}")
+    assert {name for name in dir(module) if not name.startswith("__")} == set(module.__all__)

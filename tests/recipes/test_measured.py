@@ -80,3 +80,20 @@ def test_a_last_layer_is_better_with_few_examples(
     examples: int, epsilon: float, grey: bool, last: bool
 ) -> None:
     assert better_last_layer(examples, epsilon, grey=grey) == last
+
+
+@pytest.mark.parametrize(
+    ("row", "data", "images"),
+    [
+        ("1000 photographs (CIFAR-10)", CIFAR10, 1000),
+        ("5000 photographs", CIFAR10, 5000),
+        ("1000 images of clothes (Fashion-MNIST)", FASHION, 1000),
+        ("4000 images of clothes", FASHION, 4000),
+    ],
+)
+def test_the_table_of_the_readme_has_the_measured_points(row: str, data: str, images: int) -> None:
+    lines = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8").splitlines()
+    [line] = [line for line in lines if line.startswith(f"| {row} |")]
+    said = [float(cell.strip(" %")) for cell in line.strip("|").split("|")[1:]]
+    known = [MEASURED[name, data, 3.0][images] for name in ("images", "last-layer", "wavelets")]
+    assert all(abs(one - 100 * other) <= 0.51 for one, other in zip(said, known, strict=True))

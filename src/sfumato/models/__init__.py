@@ -47,3 +47,7 @@ __all__ = [
     "summary",
     "summary_of",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

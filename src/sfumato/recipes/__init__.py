@@ -18,6 +18,11 @@ __all__ = [
     "packaged",
 ]  # fmt: skip
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 GENERAL = ("images", "from-scratch", "last-layer", "wavelets")
 """Recipes for users' own images."""
 
