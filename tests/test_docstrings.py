@@ -12,7 +12,10 @@ import pytest
 import sfumato
 
 HOUSE = Path(sfumato.__file__).parent
-RIDDLE = re.compile(r"(What|Whether|How|Where|Which|Who|If|Of)\b")
+RIDDLE = re.compile(
+    r"(What|Whether|How|Where|Which|Who|If|Of|That|With)\b|(True|False)(:| if\b| only\b| unless\b)"
+)
+"""Beginnings that are neither a noun phrase nor an imperative."""
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef
 
 
@@ -34,7 +37,7 @@ def complaints(source: str) -> list[str]:
         if text is None:
             found.append(f"{name} has no docstring")
         elif RIDDLE.match(text):
-            found.append(f"{name} begins with a question word: {text.splitlines()[0]}")
+            found.append(f"{name} begins with no noun phrase or imperative: {text.splitlines()[0]}")
         elif not text.split("\n\n")[0].endswith("."):
             found.append(f"{name} does not begin with a whole sentence: {text.splitlines()[0]}")
     return found
@@ -60,11 +63,18 @@ def test_first_sentences_are_noun_phrases_or_imperatives() -> None:
     ("source", "complaint"),
     [
         ("'''Sums.'''\ndef f():\n    pass", "module.f has no docstring"),
-        ("'''Sums.'''\nclass A:\n    '''If so.'''", "module.A begins with a question word: If so."),
+        (
+            "'''Sums.'''\nclass A:\n    '''If so.'''",
+            "module.A begins with no noun phrase or imperative: If so.",
+        ),
         ("'''Sums'''", "module does not begin with a whole sentence: Sums"),
         (
             "'''Sums.'''\ndef f():\n    '''Whether.'''",
-            "module.f begins with a question word: Whether.",
+            "module.f begins with no noun phrase or imperative: Whether.",
+        ),
+        *(
+            (f"'''{text}'''", f"module begins with no noun phrase or imperative: {text}")
+            for text in ("True: it is.", "False: no.", "True if so.", "That it is.", "With it.")
         ),
     ],
 )

@@ -96,7 +96,7 @@ def test_curvature_is_the_same_in_smaller_chunks(monkeypatch: pytest.MonkeyPatch
         return forward(self, rows)
 
     monkeypatch.setattr(torch.nn.Linear, "forward", cramped)
-    hessian = Hessian(model, x, y, chunk=8)
+    hessian = Hessian(model, x, y, physical_batch=8)
     torch.testing.assert_close(hessian @ torch.ones(15), whole)
     assert tried == [8, 4, 2, 2, 2, 2, 2]
     torch.testing.assert_close(hessian @ torch.ones(15), whole)

@@ -61,17 +61,17 @@ def exact_hessian() -> Tensor:
     return reference(small_net(), *batch())
 
 
-@pytest.mark.parametrize("chunk", [3, 128])
-def test_products_are_those_of_the_exact_hessian(chunk: int) -> None:
+@pytest.mark.parametrize("rows", [3, 128])
+def test_products_are_those_of_the_exact_hessian(rows: int) -> None:
     model, (x, y) = small_net(), batch()
     exact = exact_hessian()
     model.train()
-    hessian = Hessian(model, x, y, chunk=chunk)
+    hessian = Hessian(model, x, y, physical_batch=rows)
     assert model.training, "the model is left as it was"
     torch.testing.assert_close(hessian.dense(), exact, rtol=1e-8, atol=1e-10)
     v = torch.randn(hessian.size, dtype=torch.float64)
     torch.testing.assert_close(hessian @ v, exact @ v, rtol=1e-8, atol=1e-10)
-    narrow = Hessian(small_net(dtype=torch.float32), x, y, chunk=chunk)
+    narrow = Hessian(small_net(dtype=torch.float32), x, y, physical_batch=rows)
     assert narrow.dtype == torch.float32
     torch.testing.assert_close((narrow @ v).double(), exact @ v, rtol=1e-3, atol=1e-3)
 
@@ -79,7 +79,7 @@ def test_products_are_those_of_the_exact_hessian(chunk: int) -> None:
 def test_gradient_is_autograds_and_frozen_parameters_do_not_count() -> None:
     model, (x, y) = small_net(), batch()
     model[6].weight.requires_grad_(False)
-    hessian = Hessian(model, x, y, chunk=4)
+    hessian = Hessian(model, x, y, physical_batch=4)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert hessian.size == sum(p.numel() for p in trained)
     loss = F.cross_entropy(model.eval()(x), y)
@@ -93,7 +93,7 @@ def test_a_quadratic_has_the_curvature_it_was_given() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(50, 6, dtype=torch.float64), torch.randn(50, 1, dtype=torch.float64)
     model = nn.Linear(6, 1, bias=False).double()
-    hessian = Hessian(model, x, y, loss=lambda out, t: (out - t).square().mean(), chunk=7)
+    hessian = Hessian(model, x, y, loss=lambda out, t: (out - t).square().mean(), physical_batch=7)
     torch.testing.assert_close(hessian.dense(), 2 * x.T @ x / 50, rtol=1e-9, atol=1e-12)
     found = exact_spectrum(hessian)
     values = np.linalg.eigvalsh((2 * x.T @ x / 50).numpy())

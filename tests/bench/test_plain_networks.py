@@ -34,7 +34,7 @@ def test_gradients_are_those_of_one_example_at_a_time(name: str, views: int) -> 
     engine = Operators(Objective(model, views=views))
     ours, wanted = engine.gradients(x, y), one_at_a_time(model, x, y, views=views)
     assert not engine.program(x).opaque
-    assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
+    assert {path.path for path in engine.paths()} <= {"rule", "reparametrised"}
     for a, b in zip(ours.tensors, wanted.tensors, strict=True):
         assert a is not None and b is not None
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)

@@ -51,7 +51,7 @@ def test_every_model_is_checked_and_takes_the_pass_by_operators(name: str) -> No
     engine = PerExample(model)
     engine(torch.randn(2, *shape), torch.tensor([0, 3]))
     assert engine.method == "operators", engine.passed_over
-    assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
+    assert {path.path for path in engine.paths()} <= {"rule", "reparametrised"}
 
 
 @pytest.mark.parametrize("name", with_slow(DEEP, *LONGER))
@@ -61,7 +61,7 @@ def test_deep_models_take_the_pass_by_operators_and_agree_with_the_reference(nam
     x, y = torch.randn(2, *shape).double(), torch.tensor([0, 3])
     found = engine(x, y)
     assert engine.method == "operators"
-    assert {path.way for path in engine.paths()} <= {"rule", "reparametrised"}
+    assert {path.path for path in engine.paths()} <= {"rule", "reparametrised"}
     assert max(errors(found, one_at_a_time(model, x, y)).values()) <= 1e-8
 
 

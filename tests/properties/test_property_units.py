@@ -17,8 +17,8 @@ from sfumato.privacy import (
     PrivateGradients,
     Randomness,
 )
+from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.units.image_units import Units
-from sfumato.privacy.units.unit_loss import PADDING
 
 BATCH = 4.0
 

@@ -108,7 +108,7 @@ FEW = {budget(PAPERS[n])[4:]: n for n in BUDGETS.values()}
         for n in BUDGETS.values()
     ],
 )
-def test_a_recipe_has_a_noise_level_that_lasts_to_its_end(name: str) -> None:
+def test_a_recipe_has_a_noise_multiplier_that_lasts_to_its_end(name: str) -> None:
     recipe = PAPERS[name]
     entry = CATALOGUE[recipe.data.name]
     plan = setup.plan(recipe, entry.train - round(entry.train * recipe.data.validation))

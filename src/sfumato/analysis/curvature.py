@@ -26,7 +26,7 @@ from sfumato.privacy.numerics.precision import full_precision, widest
 Loss = Callable[[Tensor, Tensor], Tensor]
 Advance = Callable[[int], None]
 
-CHUNK = 128
+PHYSICAL_BATCH = 128
 """Examples differentiated at once."""
 
 
@@ -63,8 +63,8 @@ class Hessian:
         y: Targets `(n, ...)`.
         loss: From outputs and targets to the *mean* loss of the rows given.
         dtype: Compute in this precision, on a copy of the model; the model's own if None.
-        chunk: Rows differentiated at once; fewer if the memory does not suffice. If all fit into
-            one, its graph is kept, which halves the time of every product.
+        physical_batch: Rows differentiated at once; fewer if the memory does not suffice. If all
+            rows fit into one, its graph is kept, which halves the time of every product.
 
     Attributes:
         size: The number of trainable parameters n; the Hessian is n by n.
@@ -79,16 +79,18 @@ class Hessian:
         *,
         loss: Loss = mean_cross_entropy,
         dtype: torch.dtype | None = None,
-        chunk: int = CHUNK,
+        physical_batch: int = PHYSICAL_BATCH,
     ) -> None:
         if not len(y):
             raise UserError("There are no images to take the curvature on.")
-        if chunk < 1:
-            raise ValueError(f"chunk = {chunk}, but at least one example is needed")
+        if physical_batch < 1:
+            raise ValueError(
+                f"physical_batch = {physical_batch}, but at least one example is needed"
+            )
         if dtype is not None and any(p.dtype != dtype for p in model.parameters()):
             model = copy.deepcopy(model).to(dtype)
         like = next(model.parameters())
-        self.model, self.loss, self._chunk = model, loss, BatchSize(chunk)
+        self.model, self.loss, self._batch = model, loss, BatchSize(physical_batch)
         self.x, self.y = x.to(like.device, like.dtype), y.to(like.device)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
@@ -127,19 +129,19 @@ class Hessian:
         return self._mean(lambda slopes: _flat(slopes).detach())
 
     def _mean(self, of: Callable[[tuple[Tensor, ...]], Tensor | None]) -> Tensor:
-        """The mean over all rows of a function of each chunk's gradient; None counts as zero."""
+        """The mean over all rows of a function of each part's gradient; None counts as zero."""
 
-        def mean(chunk: int) -> Tensor:
-            if chunk < len(self.y):
+        def mean(rows: int) -> Tensor:
+            if rows < len(self.y):
                 self._kept = None
             total = torch.zeros(self.size, device=self.device, dtype=self.dtype)
-            for share, slopes in self._slopes(chunk):
+            for share, slopes in self._slopes(rows):
                 if (part := of(slopes)) is not None:
                     total += share * part
             return total
 
         with self._quiet():
-            return self._chunk.attempt(mean)
+            return self._batch.attempt(mean)
 
     def dense(self, *, advance: Advance | None = None) -> Tensor:
         """The whole matrix, symmetrised; for small models only."""
@@ -153,12 +155,12 @@ class Hessian:
         matrix = torch.stack(rows)
         return (matrix + matrix.T) / 2
 
-    def _slopes(self, chunk: int) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
-        """The gradient of each chunk's mean loss with its graph, and the chunk's share of rows."""
+    def _slopes(self, rows: int) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
+        """The gradient of each part's mean loss with its graph, and the part's share of rows."""
         if self._kept is not None:
             yield 1.0, self._kept
             return
-        for x, y in zip(torch.split(self.x, chunk), torch.split(self.y, chunk), strict=True):
+        for x, y in zip(torch.split(self.x, rows), torch.split(self.y, rows), strict=True):
             with _TwiceDifferentiable():
                 loss = self.loss(self.model(x), y)
             if loss.dim():

@@ -23,7 +23,7 @@ from sfumato.analysis.activation_statistics import Activations, activations_of
 from sfumato.analysis.calibration import Calibration, calibrate
 from sfumato.analysis.classification import Array
 from sfumato.analysis.cost import Cost, cost_of
-from sfumato.analysis.curvature import CHUNK, Hessian, Trace, trace_of
+from sfumato.analysis.curvature import PHYSICAL_BATCH, Hessian, Trace, trace_of
 from sfumato.analysis.gradients import GradientNorms, gradient_norms
 from sfumato.analysis.run_access import (
     at_snapshot,
@@ -248,7 +248,7 @@ def _curvature(found: Analysis) -> None:
     x, y = _images(found)
     part, entering = trained_part(run.network, x)
     fixed = part is not run.network
-    hessian = Hessian(part, entering, y, chunk=len(x) if fixed else CHUNK)
+    hessian = Hessian(part, entering, y, physical_batch=len(x) if fixed else PHYSICAL_BATCH)
     with torch.no_grad():
         outputs = torch.cat([*BatchSize(256).parts(len(x), lambda part: run.network(x[part]))])
         found.loss = float(hessian.loss(outputs.cpu().double(), y.cpu()))

@@ -201,17 +201,17 @@ def _paths(paths: list[Path]) -> Table:
     if len(paths) <= _ROWS:
         table = _table("\nlayer", "\nkind", "\npath", "\nparameters")
         for path in paths:
-            table.add_row(path.module, path.kind, path.way, f"{path.parameters:,}")
+            table.add_row(path.module, path.kind, path.path, f"{path.parameters:,}")
         return table
     table = _table("\nlayers", "\nkind", "\npath", "\nparameters")
     alike: dict[tuple[str, str], list[Path]] = {}
     for path in paths:
-        alike.setdefault((path.kind, path.way), []).append(path)
-    for (kind, way), group in alike.items():
+        alike.setdefault((path.kind, path.path), []).append(path)
+    for (kind, name), group in alike.items():
         names = group[0].module
         if len(group) > 1:
             names += f" … {group[-1].module} ({len(group)})"
-        table.add_row(names, kind, way, f"{sum(path.parameters for path in group):,}")
+        table.add_row(names, kind, name, f"{sum(path.parameters for path in group):,}")
     return table
 
 

@@ -34,9 +34,9 @@ def _chunk(  # type: ignore[no-untyped-def]
     x += example * VIEWS * H * W * C
     d += example * VIEWS * POSITIONS * OUT
     t = start + tl.arange(0, BT)
-    place = t % POSITIONS
-    row = (place // WO) * STRIDE_H
-    column = (place % WO) * STRIDE_W
+    position = t % POSITIONS
+    row = (position // WO) * STRIDE_H
+    column = (position % WO) * STRIDE_W
     pixel = (((t // POSITIONS) * H + row) * W + column) * C
     live = t < VIEWS * POSITIONS
     grads = tl.load(

@@ -30,9 +30,9 @@ def _ghost(  # type: ignore[no-untyped-def]
     d += example * VIEWS * POSITIONS * OUT
     t = tl.arange(0, BT)
     live = t < VIEWS * POSITIONS
-    place = t % POSITIONS
-    row = (place // WO) * STRIDE_H - PAD_H
-    column = (place % WO) * STRIDE_W - PAD_W
+    position = t % POSITIONS
+    row = (position // WO) * STRIDE_H - PAD_H
+    column = (position % WO) * STRIDE_W - PAD_W
     base = (t // POSITIONS) * H
     patches = tl.zeros((BT, BT), tl.float32)
     sums = tl.zeros((BT,), tl.float32)

@@ -43,9 +43,9 @@ def _grouped(  # type: ignore[no-untyped-def]
     for start in range(0, VIEWS * POSITIONS, BT):
         t = start + tl.arange(0, BT)
         live = t < VIEWS * POSITIONS
-        place = t % POSITIONS
-        r = (place // WO) * STRIDE_H + tap * DIL_H - PAD_H
-        s = (place % WO)[:, None] * STRIDE_W + k[None, :] * DIL_W - PAD_W
+        position = t % POSITIONS
+        r = (position // WO) * STRIDE_H + tap * DIL_H - PAD_H
+        s = (position % WO)[:, None] * STRIDE_W + k[None, :] * DIL_W - PAD_W
         inside = (live & (r >= 0) & (r < H))[:, None] & (s >= 0) & (s < W) & (k < KW)[None, :]
         pixel = ((t // POSITIONS) * H + r)[:, None] * W + s
         grads = tl.load(

@@ -98,7 +98,7 @@ class AdaptiveQuantile(ClippingRule):
 
     @property
     def uniform(self) -> bool:
-        """True unless every layer has its own C."""
+        """Tell whether all layers have one C, so that one weight holds for all parameters."""
         return not self.by_layer
 
     def bind(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> AdaptiveQuantile:

@@ -140,7 +140,7 @@ class Flat(ClippingRule):
 
     @property
     def uniform(self) -> bool:
-        """True: one weight serves all parameters."""
+        """Tell whether an example's weight is the same for all its parameters, which it is."""
         return True
 
     def weights(self, squared_norms: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class Normalised(ClippingRule):
 
     @property
     def uniform(self) -> bool:
-        """True: one weight serves all parameters."""
+        """Tell whether an example's weight is the same for all its parameters, which it is."""
         return True
 
     def weights(self, squared_norms: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class Automatic(ClippingRule):
 
     @property
     def uniform(self) -> bool:
-        """True: one weight serves all parameters."""
+        """Tell whether an example's weight is the same for all its parameters, which it is."""
         return True
 
     def weights(self, squared_norms: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ class GroupWise(ClippingRule):
 
     @property
     def uniform(self) -> bool:
-        """True only if there is a single group."""
+        """Tell whether an example's weight is the same for all its parameters: with one group."""
         return len(self.shares) == 1
 
     @property
@@ -325,7 +325,7 @@ class Unclipped(ClippingRule):
 
     @property
     def uniform(self) -> bool:
-        """True: one weight serves all parameters."""
+        """Tell whether an example's weight is the same for all its parameters, which it is."""
         return True
 
     def weights(self, squared_norms: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class Measured:
 
 
 def disagreement(run: Run, measured: Measured) -> str:
-    """That the test results are not those which the run reported; empty if they are."""
+    """A sentence on test results that differ from those the run reported; empty if none do."""
     e = measured.evaluation
     if e is None or run.accuracy is None or abs(run.accuracy - e.accuracy) <= _DISAGREE:
         return ""

@@ -79,13 +79,13 @@ def residuals(run: Run) -> dict[str, float]:
 def curvature(run: Run) -> dict[str, float]:
     """Trace and largest eigenvalue of the loss's Hessian (Klause et al., 2022, section 3.1)."""
     from sfumato.analysis import Hessian, top_eigenvalues, trace_of
-    from sfumato.analysis.curvature import CHUNK
+    from sfumato.analysis.curvature import PHYSICAL_BATCH
     from sfumato.analysis.run_access import draw_images
 
     x, y = draw_images(run, run.dataset.test, _CURVED)
     # On a GPU in one batch if it fits, whose graph is kept: twice as fast.
-    chunk = _CURVED if run.device.type == "cuda" else CHUNK
-    hessian = Hessian(run.network, x, y, chunk=chunk)
+    batch = _CURVED if run.device.type == "cuda" else PHYSICAL_BATCH
+    hessian = Hessian(run.network, x, y, physical_batch=batch)
     values, _ = top_eigenvalues(hessian, count=1)
     trace = trace_of(hessian, tolerance=_TRACED).value
     return {"Hessian trace": trace, "largest eigenvalue": float(values[0])}

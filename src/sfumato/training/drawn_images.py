@@ -11,9 +11,9 @@ from torch import Tensor
 from sfumato.data.imageset import ImageSet
 from sfumato.data.views import ViewParameters
 from sfumato.device_copy import to_device
+from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.units.image_units import Units
-from sfumato.privacy.units.unit_loss import PADDING
 
 
 @dataclass(frozen=True, eq=False)

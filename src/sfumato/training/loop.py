@@ -1,4 +1,4 @@
-"""The training loop: sample, augment, clip, add noise, update, record, checkpoint.
+"""The training loop: draw, augment, clip, add noise, update, record, checkpoint.
 
 A step's random numbers follow from the run's key and the step's number alone, so a run that was
 interrupted repeats its last steps exactly and ends where it would have ended.

@@ -22,7 +22,7 @@ _RUNGS = 27
 """Hyperband compares runs for the first time after the planned steps divided by this."""
 
 _KEPT = 3
-"""At each rung of hyperband about one run of so many goes on."""
+"""Reduction factor of hyperband: at each rung about one run of this many is continued."""
 
 
 class Pruned(Exception):

@@ -89,7 +89,7 @@ def check_repeats(folder: Path, ledger: Ledger, done: int, device: torch.device)
     if done > ledger.steps:
         raise UserError(
             f"{folder / run_folder.LEDGER} ends at step {ledger.steps}, but the last checkpoint is "
-            f"of step {done}: some of what was released is not accounted for. Put back the ledger "
+            f"of step {done}: some of what was released is not accounted for. Restore the ledger "
             "that belongs to this checkpoint."
         )
     before = {**noise_from(device), "source": None, **ledger.header.get("noise", {})}

@@ -70,10 +70,10 @@ LARGEST_NOISE = 1e100
 
 @dataclass(frozen=True)
 class Step:
-    """A run of `count` equal steps: sample each example with probability `q`, add Gaussian noise.
+    """A run of `count` equal steps: draw each example with probability `q`, add Gaussian noise.
 
     Attributes:
-        q: Sampling probability of each example, in (0, 1].
+        q: Probability with which an example is drawn, in (0, 1].
         noise_multiplier: Standard deviation of the noise over the sensitivity, at least 0.
         count: Number of times that the step is taken, at least 1.
     """

@@ -1,7 +1,7 @@
 """The data sets that weights depend on: those of a run's start, and of the start's start.
 
-A run whose first weights were trained on the same images releases the start's noisy steps and then
-its own, so the two histories compose: they are one list of `Step`s, in whatever order.
+A run whose initial weights were trained on the same images releases the start's noisy steps and
+then its own, so the two histories compose: they are one list of `Step`s, in whatever order.
 """
 
 from __future__ import annotations

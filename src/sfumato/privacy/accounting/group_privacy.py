@@ -30,7 +30,7 @@ _POINTS = 20_000
 """Most grid points of one step's privacy loss."""
 
 _MANY = 16
-"""Noise levels that are composed as they are; more are merged with their neighbours."""
+"""Noise multipliers that are composed as they are; more are merged with their neighbours."""
 
 
 def group_epsilon(steps: Sequence[Step], *, delta: float, size: int) -> float:
@@ -65,16 +65,16 @@ def _group_epsilon(history: tuple[Step, ...], delta: float, size: int) -> float:
 
 
 def _fewer(history: tuple[Step, ...]) -> tuple[Step, ...]:
-    """A history of at most `_MANY` noise levels that costs no less.
+    """A history of at most `_MANY` noise multipliers that costs no less.
 
     *Guarantee:* steps are merged only with steps of the same sampling rate and less noise.
     """
     found: list[Step] = []
     for q in sorted({step.q for step in history}):
-        levels = sorted((s for s in history if s.q == q), key=lambda s: s.noise_multiplier)
-        for some in np.array_split(np.arange(len(levels)), min(_MANY, len(levels))):
-            count = sum(levels[k].count for k in some)
-            found.append(Step(q, levels[some[0]].noise_multiplier, count))
+        same = sorted((s for s in history if s.q == q), key=lambda s: s.noise_multiplier)
+        for some in np.array_split(np.arange(len(same)), min(_MANY, len(same))):
+            count = sum(same[k].count for k in some)
+            found.append(Step(q, same[some[0]].noise_multiplier, count))
     return tuple(found)
 
 

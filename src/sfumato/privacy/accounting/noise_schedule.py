@@ -3,8 +3,8 @@
 Du et al. lower the clipping norm and the noise multiplier from step to step, so that late steps,
 whose gradients are small, drown less. Here the noise multiplier is constant within each of a few
 pieces of the run: the privacy-loss distributions of the pieces compose to a tight bound, at a cost
-that grows with the number of different noise levels. The clipping norm is free to change at every
-step, as noise is scaled to it.
+that grows with the number of different noise multipliers. The clipping norm is free to change at
+every step, as noise is scaled to it.
 
 *Guarantee:* the schedule is fixed before the first step and looks at no data, which is what the
 composition of different steps asks for.
@@ -21,7 +21,7 @@ from sfumato.errors import UserError
 from sfumato.privacy.accounting.accountants import Step, merge
 
 PIECES = 12
-"""Most noise levels of a run: composing each takes a tenth of a second or two."""
+"""Most noise multipliers of a run: composing each takes a tenth of a second or two."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def decaying(steps: int, ratio: float, *, pieces: int = PIECES) -> NoiseSchedule
     Args:
         steps: T, the total number of steps.
         ratio: The noise at the start over that at the end; below 1 the noise grows.
-        pieces: The largest number of different levels.
+        pieces: The largest number of different noise multipliers.
     """
     if not 0.01 <= ratio <= 100:
         raise UserError(f"The noise may change by a factor of 0.01 to 100 in a run, not {ratio:g}.")

@@ -14,7 +14,7 @@ from sfumato.privacy.audit.pairs import Pair
 def rejects(
     pair: Pair, *, canaries: int, guesses: int, correct: int, significance: float = 0.05
 ) -> bool:
-    """Tell whether so many correct guesses reject the claim that a run is no less private.
+    """Tell whether so many correct guesses reject the claim that a run is as private as `pair`.
 
     Args:
         pair: The claim.

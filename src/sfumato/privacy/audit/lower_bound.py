@@ -9,12 +9,20 @@ from sfumato.privacy.audit.pairs import Family, Pair
 
 
 class Test(Protocol):
-    """A test of a claim by guesses about canaries: `f_dp.rejects`, `order_statistics.rejects`."""
+    """A statistical test of a claim, such as `f_dp.rejects` and `order_statistics.rejects`."""
 
     def __call__(
         self, pair: Pair, *, canaries: int, guesses: int, correct: int, significance: float
     ) -> bool:
-        """Tell whether so many correct guesses reject the claim that a run is no less private."""
+        """Tell whether the number of correct guesses about canaries rejects the claim `pair`.
+
+        Args:
+            pair: The claim: that the run is at least as private as this pair of distributions.
+            canaries: Number of canaries, whether or not they were guessed.
+            guesses: Number of guesses, fixed before the scores are known.
+            correct: Correct ones among them.
+            significance: Probability of rejecting a true claim, at most.
+        """
         ...
 
 

@@ -47,7 +47,7 @@ def p_value(pair: Pair, *, canaries: int, guesses: int, correct: int) -> float:
 def rejects(
     pair: Pair, *, canaries: int, guesses: int, correct: int, significance: float = 0.05
 ) -> bool:
-    """Tell whether so many correct guesses reject the claim that a run is no less private.
+    """Tell whether so many correct guesses reject the claim that a run is as private as `pair`.
 
     The arguments are those of `p_value`; a true claim is rejected with a probability of at most
     `significance`.

@@ -161,7 +161,7 @@ class History:
 
     @cached_property
     def curve(self) -> tuple[Array, Array]:
-        """False and true positive rates of the best tests that the example was there."""
+        """The ROC curve of the best tests for the example: false and true positive rates."""
         _, with_, without = self._masses
         return (
             np.concatenate([[0.0], without[::-1].cumsum()]).clip(max=1.0),

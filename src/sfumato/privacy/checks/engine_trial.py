@@ -85,7 +85,7 @@ class Trial:
             try:
                 return one_at_a_time(own.model, x, y, loss=own.loss, views=own.views, state=state)
             finally:
-                state.put_back()
+                state.restore()
 
     @cached_property
     def wide(self) -> Trial | None:
@@ -101,7 +101,7 @@ class Trial:
         try:
             return engine.gradients(x.clone(), y)
         finally:
-            self._state.put_back()
+            self._state.restore()
 
     def run_held(self, engine: Engine, x: Tensor, y: Tensor) -> Gradients:
         """The same in the mode in which the model can be compared with itself."""

@@ -108,7 +108,7 @@ def _agree_in_double(
         try:
             wide, targets = (widened(t) for t in engine.as_run(x, y))
             ours = engine.engine.on(twin).gradients(wide, targets).some(alone.picks.tolist())
-            state.put_back()
+            state.restore()
             wanted = one_at_a_time(
                 twin.model, widened(alone.rows), widened(alone.targets),
                 loss=engine.loss, views=views,

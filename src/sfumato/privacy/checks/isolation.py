@@ -68,7 +68,7 @@ def look(
                 (gradients,) = torch.autograd.grad(total, [leaf], allow_unused=True)
         after = Snapshot(model, like=before)
     finally:
-        before.put_back(after)
+        before.restore(after)
     return Seen(out.detach() if isinstance(out, Tensor) else out, gradients, after)
 
 

@@ -117,5 +117,5 @@ def _seen(objective: Objective, outputs: Tensor, targets: Tensor) -> tuple[Seen,
             (slope,) = torch.autograd.grad(own.sum(), [leaf], allow_unused=True)
         after = Snapshot(objective.loss)
     finally:
-        state.put_back()
+        state.restore()
     return (own.detach(), torch.zeros_like(leaf) if slope is None else slope), after

@@ -193,8 +193,8 @@ def _checked(
                 alone = run_alone(engine, given, y, torch.tensor(_order(len(y))[:few]))
                 # A model that draws random numbers draws others for an example alone.
                 alone = alone if drawn.same(RandomState(engine.model)) else None
-                kept.put_back()
-                drawn.put_back()
+                kept.restore()
+                drawn.restore()
                 continue
             looked_at = picks
             if kind == "random":
@@ -204,11 +204,11 @@ def _checked(
             picks = ~picks
             if (shown := _among(engine, given, y, looked_at, kind, kept)) is not None:
                 replaced.append((kind, looked_at, shown))
-            kept.put_back(None if shown is None else shown.state)
-            drawn.put_back()
+            kept.restore(None if shown is None else shown.state)
+            drawn.restore()
     except BaseException:
-        kept.put_back()
-        drawn.put_back()
+        kept.restore()
+        drawn.restore()
         raise
     found = engine(x, y)
     norms, state = found.squared_norms(), Snapshot(engine.model, engine.loss, like=kept)
@@ -219,10 +219,10 @@ def _checked(
         moved = max(map(distance, real, shown.tensors), default=0.0)
         fine = fine and moved <= allowed and state.first_difference(shown.state) is None
     if alone is not None and drawn.same(RandomState(engine.model)) and kept.same_draws(state):
-        kept.put_back()
+        kept.restore()
         fine = fine and agree(engine, found, norms, alone, given, y)
-        state.put_back()
-        drawn.put_back()
+        state.restore()
+        drawn.restore()
     if not fine:
         raise UserError(STOPPED)
     return found

@@ -27,7 +27,7 @@ def one_at_a_time(
     `state` is a snapshot of the model as it is now, if there is one already.
 
     Guarantee: No example can reach another, whatever the model does, except through state that the
-    model hides from `Snapshot`: the state that it keeps between calls is put back before every
+    model hides from `Snapshot`: the state that it keeps between calls is restored before every
     example, and ends as after a single pass.
     """
     objective = Objective(model, loss, views)
@@ -37,7 +37,7 @@ def one_at_a_time(
     losses, outputs = [], []
     for i in range(y.shape[0]):
         if i:
-            state.put_back()
+            state.restore()
         leaf = x[i * views : (i + 1) * views].detach().clone()
         if leaf.is_floating_point():
             leaf.requires_grad_()

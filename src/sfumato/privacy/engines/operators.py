@@ -97,13 +97,13 @@ class Operators(Engine):
         for name, parameter in self.objective.trainable.items():
             owner, module = owner_of(model, name)
             opaque = program is not None and _within(name, program.opaque)
-            way = "torch.func" if opaque else "rule"
+            path = "torch.func" if opaque else "rule"
             if program and not opaque and name not in direct:
-                way = "reparametrised"
+                path = "reparametrised"
             before = found.get(owner)
             count = parameter.numel() + (before.parameters if before else 0)
-            way = before.way if before and before.way != "rule" else way
-            found[owner] = Path(owner or "(whole model)", kind_of(module).__name__, way, count)
+            path = before.path if before and before.path != "rule" else path
+            found[owner] = Path(owner or "(whole model)", kind_of(module).__name__, path, count)
         return list(found.values())
 
     def keeps_books(self, x: Tensor) -> bool:

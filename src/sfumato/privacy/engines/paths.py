@@ -15,11 +15,18 @@ Tapped = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Path:
-    """The path by which the gradients of one module are computed."""
+    """The path by which the per-example gradients of one module are computed.
+
+    Attributes:
+        module: The module's name in the model.
+        kind: The name of its class.
+        path: `rule`, `reparametrised` or `torch.func`.
+        parameters: The number of scalars in its trained parameters.
+    """
 
     module: str
     kind: str
-    way: str
+    path: str
     parameters: int
 
 

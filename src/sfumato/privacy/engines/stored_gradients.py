@@ -89,7 +89,7 @@ class Whole:
 
     @property
     def needs_input(self) -> bool:
-        """False: the input is not needed."""
+        """Tell whether the layer's input is needed, which it is not."""
         return False
 
     def leaves(self) -> list[Tensor]:
@@ -136,7 +136,7 @@ class Derived:
 
     @property
     def needs_input(self) -> bool:
-        """False: the input is not needed."""
+        """Tell whether the layer's input is needed, which it is not."""
         return False
 
     def leaves(self) -> list[Tensor]:
@@ -230,7 +230,7 @@ class Matrix:
 
     @property
     def needs_input(self) -> bool:
-        """True: the input is needed."""
+        """Tell whether the layer's input is needed, which it is."""
         return True
 
     def leaves(self) -> list[Tensor]:
@@ -321,7 +321,7 @@ class Filters:
 
     @property
     def needs_input(self) -> bool:
-        """True if the sum is computed by one more product."""
+        """Tell whether the layer's input is needed: for a sum computed by one more product."""
         return self.output is not None
 
     @property

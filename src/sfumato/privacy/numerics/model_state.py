@@ -69,13 +69,13 @@ class Snapshot:
             hooks = getattr(module, kind)
             self._hooks[f"{prefix}{kind}"] = hooks, dict(hooks)
 
-    def put_back(self, now: Snapshot | None = None) -> None:
+    def restore(self, now: Snapshot | None = None) -> None:
         """Restore this state of the modules, in the very same tensors, and remove later hooks.
 
         Args:
             now: A snapshot of the present state made with `like=self`, which saves comparisons.
         """
-        self._graph.put_back(None if now is None else now._graph)
+        self._graph.restore(None if now is None else now._graph)
         for extra in self._extra.values():
             if extra.seen.first_difference(_graph(extra.module.get_extra_state())) is not None:
                 extra.module.set_extra_state(copy.deepcopy(extra.value))
@@ -154,7 +154,7 @@ class RandomState:
         self._torch = torch.get_rng_state()
         self._cuda = {index: torch.cuda.get_rng_state(index) for index in _devices(model)}
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the generators to this state."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
@@ -180,8 +180,8 @@ def undisturbed(model: nn.Module, *others: object) -> Iterator[None]:
     try:
         yield
     finally:
-        before.put_back()
-        drawn.put_back()
+        before.restore()
+        drawn.restore()
 
 
 class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]

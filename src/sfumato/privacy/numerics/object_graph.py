@@ -84,7 +84,7 @@ class ObjectGraph:
         while self._waiting:
             self._visit(*self._waiting.popleft())
 
-    def put_back(self, now: ObjectGraph | None = None) -> None:
+    def restore(self, now: ObjectGraph | None = None) -> None:
         """Restore the values of all objects, in the very same objects.
 
         Args:

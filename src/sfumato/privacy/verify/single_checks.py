@@ -103,20 +103,20 @@ class Trial:
 
     def run(self, x: Tensor, y: Tensor, *, views: int = 1, loss: Loss | None = None) -> Gradients:
         """The engine's gradients, from a fixed state and with random numbers held still."""
-        self.state.put_back()
+        self.state.restore()
         with held(self.model, self.comparison):
             seed(self.model)
             found = self.engine(views, loss).gradients(x.clone(), y)
-        self.state.put_back()
+        self.state.restore()
         return found
 
     def alone(self, x: Tensor, y: Tensor, *, views: int = 1) -> Gradients:
         """The reference's gradients, likewise."""
-        self.state.put_back()
+        self.state.restore()
         with held(self.model, self.comparison):
             seed(self.model)
             found = one_at_a_time(self.model, x.clone(), y, loss=self.loss, views=views)
-        self.state.put_back()
+        self.state.restore()
         return found
 
     def private(self, clip: float) -> PrivateGradients:

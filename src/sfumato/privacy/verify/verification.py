@@ -314,7 +314,7 @@ def _scan(trial: Trial, batch: int, seed: int, *, thorough: bool) -> Mixing | No
 
 
 def _scan_images(trial: Trial, batch: int, seed: int) -> Mixing | None:
-    """The same with images, where the model takes such inputs."""
+    """Change examples among images instead of random inputs, if the model takes images."""
     images = alike(image_rows(trial.like_x, batch))
     plans = [*image_plans(trial.like_x), Plan(images, [(0, "darker"), (batch - 1, "opposite")])]
     for plan in plans:

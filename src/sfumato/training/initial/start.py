@@ -89,7 +89,7 @@ class Origin:
             return cls._read(content)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(
-                "The ledger states where the first weights came from in a way that cannot be "
+                "The ledger states where the initial weights came from in a way that cannot be "
                 f"read: {error!r}. It is damaged or was edited."
             ) from None
 
