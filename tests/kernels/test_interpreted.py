@@ -10,7 +10,7 @@ import pytest
 
 from sfumato.kernels import AVAILABLE
 
-MODULES = ("test_chacha20", "test_conv_kernel", "test_grouped_kernel", "test_row_kernels")
+MODULES = ("test_chacha20", "test_conv", "test_grouped", "test_row_kernels")
 """The modules beside this one whose `compare` takes a device, a precision and a tolerance."""
 
 
