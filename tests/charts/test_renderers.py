@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,99 @@ def test_both_renderers_draw_everything() -> None:
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["line", "bars"]
     assert axes.get_xlim() == (0, 2) and axes.get_ylim() == (0, 4)
     assert next(t.get_text() for t in axes.get_xticklabels()) == "0"
+
+
+@pytest.mark.parametrize("sideways", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+def test_bars_of_every_kind_hold_their_words(sideways: bool, joined: bool) -> None:
+    sides, ends = ((0, 1), (1, 2)), ((0, 3), (0, 0.5))
+    bars = Bars(sides=sides, ends=ends, words=("in it", "beside"), sideways=sideways, joined=joined)
+    along, across = Axis("value", 0, 4), Axis("", 2, 0, at=())
+    chart = a_chart(x=along if sideways else across, y=across if sideways else along, items=(bars,))
+    axes = Figure().add_subplot()
+    png.paint(axes, chart)
+    assert len(axes.patches) == (1 if joined else 2)
+    assert [(t.get_text(), t.get_color()) for t in axes.texts] == [
+        ("in it", "white"), ("beside", style.INK),
+    ]  # fmt: skip
+    assert [(t.xy if sideways else t.xy[::-1]) for t in axes.texts] == [(0, 0.5), (0.5, 1.5)]
+    drawing, _ = svg.render([(chart, 100)], key="k")
+    words = elements(drawing, "cell")
+    assert [(e.text, "on-dark" in e.get("class", "")) for e in words] == [
+        ("in it", True), ("beside", False),
+    ]  # fmt: skip
+    first, second = (
+        {key: float(e.get(key, 0)) for key in ("x", "y", "width", "height")}
+        for e in elements(drawing, "bar")
+    )
+    long, wide, place = ("width", "height", "y") if sideways else ("height", "width", "x")
+    assert first[long] == pytest.approx(6 * second[long], abs=0.05)
+    assert first[wide] == pytest.approx(second[wide], abs=0.01)
+    assert (first[place] > second[place]) != sideways, "an axis may run the other way"
+
+
+def test_the_tops_of_bars_that_lie_on_their_sides() -> None:
+    bars = Bars(sides=((0, 1),), ends=((0, 2),), top_only=True, sideways=True)
+    drawing, _ = svg.render([(a_chart(items=(bars,)), 100)], key="k")
+    (line,) = elements(drawing, "line")
+    assert line.get("x1") == line.get("x2") and line.get("y1") != line.get("y2")
+    axes = Figure().add_subplot()
+    png.paint(axes, a_chart(items=(bars,)))
+    (drawn,) = axes.collections
+    assert drawn.get_paths()[0].vertices.tolist() == [[2, 0], [2, 1]]
+
+
+def test_spans_may_be_one_band() -> None:
+    spans = ((0.5, 1.5), (2.5, 3.5))
+    chart = a_chart(items=(Series(points=((0, 1), (2, 3)), spans=spans, band=True),))
+    axes = Figure().add_subplot()
+    png.paint(axes, chart)
+    assert len(axes.collections) == len(axes.lines) == 1
+    drawing, _ = svg.render([(chart, 100)], key="k")
+    (band,) = elements(drawing, "bar")
+    assert band.get("d", "").count("L") == 3 and not elements(drawing, "whisker")
+
+
+@pytest.mark.parametrize("corner", ["upper left", "upper right", "lower left", "lower right"])
+def test_a_tag_is_in_its_corner(corner: Any) -> None:
+    chart = a_chart(items=(Series(points=((1, 2),), width=0, tag="word", corner=corner),))
+    axes = Figure().add_subplot()
+    png.paint(axes, chart)
+    (text,) = axes.texts
+    assert (text.get_va() == "top") == ("lower" in corner)
+    assert (text.get_ha() == "right") == ("left" in corner)
+    drawing, _ = svg.render([(chart, 100)], key="k")
+    (name,), (mark,) = elements(drawing, "name"), elements(drawing, "mark")
+    assert (float(name.get("y", 0)) > float(mark.get("cy", 0))) == ("lower" in corner)
+    assert (float(name.get("x", 0)) < float(mark.get("cx", 0))) == ("left" in corner)
+
+
+def test_names_that_read_upwards_have_room_below() -> None:
+    x = Axis("layer", 0, 2, at=(0.0, 2.0), names=("a long name of a layer", "b"), upright=True)
+    axes = Figure().add_subplot()
+    png.paint(axes, a_chart(x=x))
+    assert {t.get_rotation() for t in axes.get_xticklabels()} == {90}
+    drawing, _ = svg.render([(a_chart(x=x), 100)], key="k")
+    names = [e for e in elements(drawing, "tick") if "rotate" in e.get("transform", "")]
+    (label,) = elements(drawing, "label")
+    assert [e.text for e in names] == list(x.names)
+    assert float(label.get("y", 0)) > float(names[0].get("y", 0)) + 6.5 * len(x.names[0])
+
+
+def test_every_mark_without_a_line_is_drawn() -> None:
+    chart = a_chart(items=(Series(points=tuple((k / 30, 1) for k in range(60)), width=0),))
+    axes = Figure().add_subplot()
+    png.paint(axes, replace(chart, items=(replace(chart.series[0], marker="circle"),)))
+    assert axes.lines[0].get_markevery() == 1
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+def test_rows_may_differ_in_length(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"c.{kind}"
+    small = a_chart(title="small", small=True, legend="above")
+    png.draw([[small, small], [a_chart()]], path, width=6, height=4, heights=(1, 2))
+    head = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[kind]
+    assert path.read_bytes().startswith(head)
 
 
 def test_the_values_of_lines_are_given_to_the_script() -> None:

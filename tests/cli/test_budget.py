@@ -205,6 +205,20 @@ def test_mistakes_are_refused_with_a_sentence(arguments, words):
         ask(*arguments)
 
 
+def test_the_picture_holds_both_accountants_and_the_budget():
+    from sfumato.cli.budget_picture import chart, rounded_up
+
+    found = chart(Step(4096 / 50_000, 9.89, 875), delta=1e-5, budget=3.0, title="cifar10")
+    lines = {s.label: s.points for s in found.series if s.label}
+    assert list(lines) == ["PLD", "RDP", "budget ε = 3"] and found.y.high > 3
+    marks = [s for s in found.series if s.tag]
+    for mark, name in zip(marks, ("PLD", "RDP"), strict=True):
+        ((count, value),) = mark.points
+        assert count == 875 and (count, value) in lines[name] and mark.tag == rounded_up(value)
+    assert found.title == "cifar10: 875 steps" and found.y.label == "ε at δ = 1e-05"
+
+
+@pytest.mark.usefixtures("real_pictures")
 def test_plot_is_drawn_and_never_overwrites(tmp_path):
     picture = tmp_path / "curve.png"
     arguments = ["--data", "digits", "--batch", "128", "--steps", "50", "--noise", "3"]

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 
 from sfumato.analysis import Evaluation, evaluate
 from sfumato.charts import png
+from sfumato.charts.chart import Bars, Matrix
 from sfumato.report import discrimination
 from sfumato.report import evaluation_picture as picture
 from thinning import one_in, with_slow
@@ -53,28 +53,21 @@ def test_one_example(tmp_path: Path) -> None:
     assert (tmp_path / "e.png").exists()
 
 
-def test_matrix_holds_the_counts_and_bars_the_recall(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[str, Axes] = {}
-    for owner, part in ((png, "paint_matrix"), (picture, "_recall")):
-        inner = getattr(owner, part)
-
-        def watch(axes: Axes, *args: Any, part: str = part, inner: Any = inner) -> None:
-            seen[part] = axes
-            inner(axes, *args)
-
-        monkeypatch.setattr(owner, part, watch)
+def test_matrix_holds_the_counts_and_bars_the_recall() -> None:
     found = an_evaluation(5)
-    picture.draw(found, tmp_path / "e.png")
+    axes = Figure().add_subplot()
+    png.paint_matrix(axes, Matrix(found.classes, found.confusion), 4.4)
     written = {
         (round(text.get_position()[1]), round(text.get_position()[0])): int(text.get_text())
-        for text in seen["paint_matrix"].texts
+        for text in axes.texts
     }
     assert written == {index: count for index, count in np.ndenumerate(found.confusion) if count}
-    widths = [patch.get_width() for patch in seen["_recall"].patches]
-    np.testing.assert_allclose(widths, np.nan_to_num(found.recall))
-    assert [t.get_text() for t in seen["_recall"].texts][-1] == "no images"
+    chart = picture.recall(found)
+    (bars,) = (item for item in chart.items if isinstance(item, Bars))
+    assert [end for _, end in bars.ends] == np.nan_to_num(found.recall).tolist()
+    assert bars.sides[0] == (-0.5, 0.5) and bars.words[-1] == "no images"
+    assert (chart.y.low, chart.y.high) == axes.get_ylim(), "a bar is beside its row"
+    assert {x for x, _ in chart.series[0].points} == {found.accuracy}
 
 
 @pytest.mark.parametrize(("classes", "curves"), [(3, 2), (14, 10)])

@@ -31,13 +31,14 @@ class Axis:
 
     Attributes:
         label: The name of the axis.
-        low: The lower end.
-        high: The upper end.
+        low: The left or lower end.
+        high: The right or upper end; below `low` on an axis that runs the other way.
         percent: Fractions are shown as percentages.
         log: The scale is logarithmic.
         whole: Tick marks are whole numbers only.
         at: Positions of tick marks; None to choose round ones.
         names: Words at these positions in place of the numbers.
+        upright: The labels of tick marks read upwards, which leaves room for long names.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Axis:
     whole: bool = False
     at: tuple[float, ...] | None = None
     names: tuple[str, ...] = ()
+    upright: bool = False
 
     def ticks(self, count: int = 5) -> list[float]:
         """Positions of tick marks: `at`, or about `count` round values."""
@@ -117,7 +119,9 @@ class Series:
         marker: One of `SHAPES`; empty for no marks.
         size: Of the marks, as a multiple of the usual size.
         spans: The ends of each point's error bar.
+        band: The spans are drawn as one band around the line.
         tag: Words beside the first point.
+        corner: Where the tag is, seen from the point; empty to choose.
         faint: Pale.
         hollow: Marks are outlines.
         run: The run on the page that the series belongs to; None if it belongs to no run.
@@ -132,10 +136,16 @@ class Series:
     marker: str = ""
     size: float = 1.0
     spans: Points = ()
+    band: bool = False
     tag: str = ""
+    corner: Literal["", "upper left", "upper right", "lower left", "lower right"] = ""
     faint: bool = False
     hollow: bool = False
     run: int | None = None
+
+
+SHORT = 0.35
+"""A bar that covers less of its axis has no room for words."""
 
 
 def look(index: int) -> dict[str, Any]:
@@ -154,23 +164,29 @@ RULE: dict[str, Any] = {"colour": "red", "dash": "dotted", "width": 0.7}
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Upright bars.
+    """Upright bars, or sideways ones, whose sides are on the vertical axis.
 
     Attributes:
         sides: The left and right side of each bar.
         ends: The lower and upper end of each bar.
+        words: Of each bar: in it, or beside its end if it is short; empty for none.
         label: In legends; empty for none.
         colour: A name of `charts.style.COLOURS`.
         opacity: From 0 to 1.
         top_only: Draw the upper end of each bar alone, as a line.
+        joined: Each bar begins where the one before ends, and nothing separates them.
+        sideways: The bars lie on their sides.
     """
 
     sides: Points
     ends: Points
+    words: tuple[str, ...] = ()
     label: str = ""
     colour: str = "sky"
     opacity: float = 1.0
     top_only: bool = False
+    joined: bool = False
+    sideways: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,8 +218,9 @@ class Chart:
         y: The vertical axis.
         items: What is drawn, the last on top.
         words: What the chart shows, for those who do not see it.
-        legend: Where the legend is: a location of matplotlib's, or `outside`, to the right; empty
-            for none. The page explains its charts in the text below them.
+        legend: Where the legend is: a location of matplotlib's, `outside`, to the right, or
+            `above`; empty for none. The page explains its charts in the text below them.
+        small: Set in small type, as one picture of many.
         empty: Words in place of a chart that has nothing to show.
         stops: Places with values to be read off; the page reads lines by itself where there is
             none.
@@ -215,6 +232,7 @@ class Chart:
     items: tuple[Series | Bars, ...] = ()
     words: str = ""
     legend: str = ""
+    small: bool = False
     empty: str = ""
     stops: tuple[Stop, ...] = ()
 

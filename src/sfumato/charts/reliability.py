@@ -52,8 +52,7 @@ def reliability(
         y=Axis("accuracy", 0.0, 1.0, percent=True, at=_QUARTERS),
         items=(
             Bars(sides=sides, ends=tuple((0.0, a) for a in got), label="accuracy", opacity=0.85),
-            over,
-            under,
+            *(gap for gap in (over, under) if gap.ends),
             Bars(sides=sides, ends=tuple((0.0, c) for c in sure), label="mean confidence",
                  colour="ink", top_only=True),
             Series(points=((0.0, 0.0), (1.0, 1.0)), colour="grey", dash="dashed", width=0.6),

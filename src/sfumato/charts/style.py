@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -69,11 +68,12 @@ _GAP = 2.0
 
 @contextmanager
 def figure(width: float, height: float, path: Path) -> Iterator[Figure]:
-    """A figure of so many inches that is written to `path` as PNG when the block ends.
+    """A figure of so many inches that is written to `path` when the block ends.
 
-    The file is whole or not there; one that exists is replaced. Class names are shown as they are:
-    `$` starts no formula, and a character that the font lacks is a box, not a warning. Labels of
-    tick marks that would touch each other are left out.
+    It is a PNG unless the path ends in .pdf or .svg. The file is whole or not there; one that
+    exists is replaced. Class names are shown as they are: `$` starts no formula, and a character
+    that the font lacks is a box, not a warning. Labels of tick marks that would touch each other
+    are left out.
     """
     with matplotlib.rc_context(_LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
@@ -82,7 +82,11 @@ def figure(width: float, height: float, path: Path) -> Iterator[Figure]:
         yield made
         separate_labels(made)
         content = io.BytesIO()
-        made.savefig(content, format="png", metadata={"Software": "sfumato"})
+        kind = path.suffix.lower()[1:]
+        if kind in ("pdf", "svg"):
+            made.savefig(content, format=kind)
+        else:
+            made.savefig(content, format="png", metadata={"Software": "sfumato"})
     write_whole(path, content.getvalue())
 
 
@@ -102,12 +106,3 @@ def _apart(labels: Sequence[Text], across: bool) -> bool:
     boxes = [label.get_window_extent() for label in labels]
     ends = sorted((box.x0, box.x1) if across else (box.y0, box.y1) for box in boxes)
     return all(b[0] - a[1] >= _GAP for a, b in pairwise(ends))
-
-
-def percent_axis(axes: Axes, *, x: bool = False, y: bool = True) -> None:
-    """Show fractions on an axis as percentages."""
-    from matplotlib.ticker import FuncFormatter
-
-    for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
-        if wanted:
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.charts.chart import SHAPES, Axis, Bars, Chart, Matrix, Series, look, shortened
+from sfumato.charts.chart import SHAPES, SHORT, Axis, Bars, Chart, Matrix, Series, look, shortened
 from sfumato.text import printable
 
 Drawing = tuple[str, dict[str, Any]]
@@ -53,7 +53,7 @@ class _Scale:
         low, high, value = (
             math.log(v) if self.axis.log else v for v in (self.axis.low, self.axis.high, value)
         )
-        share = (value - low) / (high - low) if high > low else 0.5
+        share = (value - low) / (high - low) if high != low else 0.5
         return self.start + share * (self.end - self.start)
 
     def to_list(self) -> list[float]:
@@ -83,9 +83,15 @@ def render(plots: Sequence[tuple[Chart, float]], *, key: str, width: float = 340
             else:
                 _bars(root, item, x, y)
         _tags(root, chart.series, x, y)
-        top = foot + (20 if not chart.x.ticks() else 40 if chart.x.label else 24)
+        top = foot + _room(chart.x) + (16 if chart.x.label else 0)
     root.set("viewBox", f"0 0 {width:g} {top:g}")
     return _text_of(root), _readout(plots[0][0], *scales[0], foot=scales[-1][1].start)
+
+
+def _room(x: Axis) -> float:
+    """The height of the labels below a plot."""
+    longest = max((len(x.text(tick)) for tick in x.ticks()), default=0)
+    return 12 + 6.8 * longest if x.upright else 24 if longest else 20
 
 
 def _readout(chart: Chart, x: _Scale, y: _Scale, *, foot: float) -> dict[str, Any]:
@@ -128,10 +134,14 @@ def _axes(root: ET.Element, x: _Scale, y: _Scale) -> None:
     for value in x.axis.ticks():
         at = x(value)
         _add(root, "line", x1=at, y1=y.start, x2=at, y2=y.start + 4, class_="axis")
-        _text(root, at, y.start + 17, x.axis.text(value), "tick middle")
+        if x.axis.upright:
+            _text(root, at + 4, y.start + 7, x.axis.text(value), "tick end", turn=-90)
+        else:
+            _text(root, at, y.start + 17, x.axis.text(value), "tick middle")
     _add(root, "line", x1=x.start, y1=y.start, x2=x.end, y2=y.start, class_="axis")
     if x.axis.label:
-        _text(root, (x.start + x.end) / 2, y.start + 34, x.axis.label, "label middle")
+        foot = y.start + 10 + _room(x.axis)
+        _text(root, (x.start + x.end) / 2, foot, x.axis.label, "label middle")
 
 
 def _series(root: ET.Element, s: Series, x: _Scale, y: _Scale) -> None:
@@ -140,7 +150,11 @@ def _series(root: ET.Element, s: Series, x: _Scale, y: _Scale) -> None:
     at = [(x(a), y(b)) for a, b in thinned(s.points)]
     if s.width and len(at) > 1:
         _line(group, at, s)
-    for (a, _), (low, high) in zip(s.points, s.spans, strict=False):
+    if s.band and s.spans:
+        edge = [(x(a), y(low)) for (a, _), (low, _) in zip(s.points, s.spans, strict=True)]
+        edge += [(x(a), y(high)) for (a, _), (_, high) in zip(s.points, s.spans, strict=True)][::-1]
+        _add(group, "path", d=_path(edge) + "Z", class_="bar", opacity=0.15)
+    for (a, _), (low, high) in zip(s.points, () if s.band else s.spans, strict=False):
         _add(group, "line", x1=x(a), y1=y(high), x2=x(a), y2=y(low), class_="whisker")
     if s.marker or len(at) == 1:
         every = max(1, math.ceil(len(at) / _MARKED)) if s.width else 1
@@ -150,9 +164,13 @@ def _series(root: ET.Element, s: Series, x: _Scale, y: _Scale) -> None:
 
 def _line(group: ET.Element, at: Iterable[tuple[float, float]], s: Series) -> None:
     _add(
-        group, "path", d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at), class_="line",
+        group, "path", d=_path(at), class_="line",
         stroke_width=_LINE * s.width, stroke_dasharray=_DASHES.get(s.dash),
     )  # fmt: skip
+
+
+def _path(at: Iterable[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
 
 
 def _mark(group: ET.Element, shape: str, x: float, y: float, size: float) -> None:
@@ -171,12 +189,25 @@ def _mark(group: ET.Element, shape: str, x: float, y: float, size: float) -> Non
 
 def _bars(root: ET.Element, bars: Bars, x: _Scale, y: _Scale) -> None:
     group = _add(root, "g", class_=f"run {bars.colour}", opacity=bars.opacity)
-    for (left, right), (low, high) in zip(bars.sides, bars.ends, strict=True):
-        a, b = x(left) + 1, x(right) - 1
+    across, along = (y, x) if bars.sideways else (x, y)
+    gap = 0 if bars.joined else 1
+    words = bars.words or ("",) * len(bars.sides)
+    for sides, ends, word in zip(bars.sides, bars.ends, words, strict=True):
+        (a, b), (low, high) = sorted(map(across, sides)), map(along, ends)
         if bars.top_only:
-            _add(group, "line", x1=a, y1=y(high), x2=b, y2=y(high), class_="line", stroke_width=2.2)
+            low = high
+        box = [(a + gap, b - gap), (min(low, high), max(low, high))]
+        (left, right), (top, foot) = box[::-1] if bars.sideways else box
+        if bars.top_only:
+            _add(group, "line", x1=left, y1=top, x2=right, y2=foot, class_="line", stroke_width=2.2)
         else:
-            _add(group, "rect", x=a, y=y(high), width=b - a, height=y(low) - y(high), class_="bar")
+            _add(group, "rect", x=left, y=top, width=right - left, height=foot - top, class_="bar")
+        if word:
+            inside = abs(high - low) > SHORT * abs(along.end - along.start)
+            at = ((left + right) / 2, (top + foot) / 2 + 4)
+            if not inside:
+                at = (right + 4 + 4 * len(word), at[1]) if bars.sideways else (at[0], top - 4)
+            _text(group, *at, word, "cell on-dark" if inside else "cell")
 
 
 def _tags(root: ET.Element, series: Sequence[Series], x: _Scale, y: _Scale) -> None:
@@ -187,8 +218,9 @@ def _tags(root: ET.Element, series: Sequence[Series], x: _Scale, y: _Scale) -> N
         wide = 7.5 * len(s.tag)
         room = [
             (left, foot - 11, left + wide, foot + 2)
-            for foot in (b - 10, b + 20)
-            for left in (a + 10, a - 10 - wide)
+            for up, foot in (("upper", b - 10), ("lower", b + 20))
+            for side, left in (("right", a + 10), ("left", a - 10 - wide))
+            if s.corner in ("", f"{up} {side}")
         ]
         inside = [b for b in room if b[0] >= x.start and b[2] <= x.end + 14 and b[1] >= y.end]
         free = [box for box in inside if not any(_overlap(box, other) for other in taken)]

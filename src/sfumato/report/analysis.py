@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from sfumato.analysis.classification import Reliability
 from sfumato.analysis.overview import Analysis
-from sfumato.charts import png, style
-from sfumato.charts.chart import Points, Series, shortened
+from sfumato.charts import png
+from sfumato.charts.chart import Axis, Bars, Chart, Points, Series, look, shortened, value_axis
 from sfumato.charts.reliability import reliability
 from sfumato.text import percent
-
-COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.SKY)
-MARKERS = "osD^vP"
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 
 _BLOCKS = 4
 """Residual blocks drawn for one run, evenly chosen."""
@@ -50,59 +44,69 @@ def _name(one: Analysis) -> str:
     return shortened(one.run.folder.name, 28)
 
 
-def _look(index: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[index % len(DASHES)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "markersize": 4,
-    }
-
-
-def _log_axis(axis: Any) -> None:
-    """Name powers of ten without formulas, which these pictures do not parse."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _title(figure: Any, found: Sequence[Analysis], words: str) -> None:
+def _title(found: Sequence[Analysis], words: str) -> str:
     parts = " and ".join(dict.fromkeys(one.on for one in found))
     text = f"{words}: {found[0].run.dataset.name}, {parts} images"
     if any(one.warning for one in found):
         text += " (not covered by the privacy guarantee)"
-    png.headline(figure, text)
+    return text
+
+
+def _log_axis(label: str, values: Iterable[float]) -> Axis:
+    positive = [value for value in values if value > 0] or [1.0]
+    return Axis(label, min(positive) / 1.5, max(positive) * 1.5, log=True)
+
+
+def _fractions(label: str = "") -> Axis:
+    return Axis(label, 0.0, 1.02, percent=True)
+
+
+def _over_steps(title: str, series: Sequence[Series], y: Axis, label: str = "step") -> Chart:
+    """Values at the snapshots of each run."""
+    x = value_axis(label, [step for s in series for step, _ in s.points], zero=False)
+    return Chart(title=title, x=replace(x, whole=True), y=y, items=tuple(series))
+
+
+def _heights(series: Sequence[Series]) -> list[float]:
+    """The finite values of the series and of their spans, and zero."""
+    ends = [end for s in series for span in s.spans for end in span]
+    ends += [y for s in series for _, y in s.points]
+    return [0.0, *filter(math.isfinite, ends)]
+
+
+def _pairs(xs: Iterable[float], ys: Iterable[float]) -> Points:
+    return tuple((float(x), float(y)) for x, y in zip(xs, ys, strict=True))
 
 
 def _calibration(found: Sequence[Analysis], path: Path) -> None:
-    with style.figure(max(7.0, 3.4 * len(found) + 0.6), 6.0, path) as figure:
-        panels = figure.subplots(2, len(found), squeeze=False, height_ratios=[3, 1])
-        for column, one in enumerate(found):
-            c = one.calibration
-            assert c is not None
-            bins, scores = c.scores.bins, c.scores
-            diagram, sizes = reliability(
-                bins.edges, bins.counts, bins.accuracy, bins.confidence, ece=scores.ece
-            )
-            bars, ideal = replace(diagram.items[0], label="bins of equal width"), diagram.items[-1]
-            lines = [
-                Series(
-                    points=_pooled(scores.adaptive_bins), label=f"{words} (ECE {scores.ece:.3f})",
-                    colour=colour, marker=marker,
-                )
-                for scores, colour, marker, words in (
-                    (c.before, "red", "circle", "as it is"),
-                    (c.after, "green", "square", f"at temperature {c.temperature:.2f}"),
-                )
-            ]  # fmt: skip
-            title = f"{_name(one)}\nBrier {scores.brier:.3f} · ECE {scores.ece:.3f}"
-            high = replace(diagram.y, high=1.38)
-            png.paint(panels[0, column], replace(
-                diagram, title=title, y=high, items=(bars, ideal, *lines)
-            ))  # fmt: skip
-            png.paint(panels[1, column], sizes)
-        _title(figure, found, "Calibration")
+    above, below = zip(*map(_reliability, found), strict=True)
+    width = max(7.0, 3.4 * len(found) + 0.6)
+    title = _title(found, "Calibration")
+    png.draw([above, below], path, width=width, height=6.0, title=title, heights=(3, 1))
+
+
+def _reliability(one: Analysis) -> tuple[Chart, Chart]:
+    """The diagram before and after the temperature, and the sizes of its bins."""
+    c = one.calibration
+    assert c is not None
+    bins, scores = c.scores.bins, c.scores
+    diagram, sizes = reliability(
+        bins.edges, bins.counts, bins.accuracy, bins.confidence, ece=scores.ece
+    )
+    bars, ideal = replace(diagram.items[0], label="bins of equal width"), diagram.items[-1]
+    lines = [
+        Series(
+            points=_pooled(scores.adaptive_bins), label=f"{words} (ECE {scores.ece:.3f})",
+            colour=colour, marker=marker,
+        )
+        for scores, colour, marker, words in (
+            (c.before, "red", "circle", "as it is"),
+            (c.after, "green", "square", f"at temperature {c.temperature:.2f}"),
+        )
+    ]  # fmt: skip
+    title = f"{_name(one)}\nBrier {scores.brier:.3f} · ECE {scores.ece:.3f}"
+    high = replace(diagram.y, high=1.38)
+    return replace(diagram, title=title, y=high, items=(bars, ideal, *lines)), sizes
 
 
 def _pooled(bins: Reliability, least: int = 15) -> Points:
@@ -119,61 +123,60 @@ def _pooled(bins: Reliability, least: int = 15) -> Points:
 
 
 def _curvature(found: Sequence[Analysis], path: Path) -> None:
-    with style.figure(10.0, 4.2, path) as figure:
-        density, ranks = figure.subplots(1, 2, width_ratios=[1.7, 1])
-        spectra = [one.spectrum for one in found if one.spectrum is not None]
-        low = min(float(s.values.min()) for s in spectra)
-        high = max(float(s.values.max()) for s in spectra)
-        margin = 0.06 * (high - low or 1.0)
-        grid = np.linspace(low - margin, high + margin, 1200)
-        for index, (one, s) in enumerate(zip(found, spectra, strict=True)):
-            look = _look(index) | {"marker": ""}
-            trace = "" if one.trace is None else f", trace {one.trace.value:.4g}"
-            label = f"{_name(one)}{trace}, {100 * s.negative_mass:.2g} % negative"
-            density.plot(grid, s.density(grid), label=label, **look)
-            order = np.arange(1, len(s.top) + 1)
-            ranks.plot(order, np.abs(s.top), **_look(index))
-            below = s.top < 0
-            ranks.plot(order[below], -s.top[below], "x", color=style.INK, markersize=8)
-        density.set_yscale("log")
-        peak = max(float(line.get_ydata().max()) for line in density.get_lines())
-        density.set_ylim(peak * 1e-6, peak * 3)
-        _log_axis(density.yaxis)
-        density.axvline(0, color=style.GREY, linewidth=0.8)
-        density.set_title("Density of eigenvalues (log scale)")
-        density.set_xlabel("eigenvalue of the Hessian")
-        density.legend(loc="upper right")
-        ranks.set_title("Largest in size")
-        ranks.set_xlabel("rank (×: negative)")
-        ranks.set_ylabel("|eigenvalue|")
-        ranks.set_ylim(bottom=0)
-        _title(figure, found, "Curvature of the mean loss")
+    spectra = [one.spectrum for one in found if one.spectrum is not None]
+    low = min(float(s.values.min()) for s in spectra)
+    high = max(float(s.values.max()) for s in spectra)
+    margin = 0.06 * (high - low or 1.0)
+    grid = np.linspace(low - margin, high + margin, 1200)
+    densities = [s.density(grid) for s in spectra]
+    peak = max(float(density.max()) for density in densities)
+    y = Axis("", peak * 1e-6, peak * 10 ** (0.4 * len(found) + 0.2), log=True)
+    zero = Series(points=((0.0, y.low), (0.0, y.high)), colour="grey", width=0.6)
+    curves, ranks, negative = [], [], []
+    for index, (one, s, density) in enumerate(zip(found, spectra, densities, strict=True)):
+        trace = "" if one.trace is None else f", trace {one.trace.value:.4g}"
+        label = f"{_name(one)}{trace}, {100 * s.negative_mass:.2g} % negative"
+        shown = np.maximum(density, y.low / 10)
+        own = look(index) | {"marker": "", "dash": ("", "dashed", "dotted")[index % 3]}
+        curves.append(Series(points=_pairs(grid, shown), label=label, **own))
+        sizes = _pairs(range(1, len(s.top) + 1), np.abs(s.top))
+        ranks.append(Series(points=sizes, **look(index)))
+        below = tuple(point for point, value in zip(sizes, s.top, strict=True) if value < 0)
+        negative.append(Series(points=below, width=0, marker="cross", size=2.0, colour="ink"))
+    x = Axis("eigenvalue of the Hessian", float(grid[0]), float(grid[-1]))
+    last = max(len(s.top) for s in spectra)
+    places = Axis("rank (×: negative)", 0.5, last + 0.5, whole=True)
+    largest = Chart(
+        title="Largest in size", x=places, y=value_axis("|eigenvalue|", _heights(ranks)),
+        items=(*ranks, *negative),
+    )  # fmt: skip
+    title, items = "Density of eigenvalues (log scale)", (zero, *curves)
+    all_ = Chart(title=title, x=x, y=y, items=items, legend="upper right")
+    title = _title(found, "Curvature of the mean loss")
+    png.draw([[all_, largest]], path, width=11.0, height=4.2, title=title)
 
 
 def _activations(found: Sequence[Analysis], path: Path) -> None:
     """Paths of residual blocks, or layers where there are none; then norms over training."""
-    rows = [(one, row) for one in found for row in _histograms(one)]
-    course = [one for one in found if len(one.course.get("activations", ())) > 1]
-    columns = max(len(row[1]) for _, row in rows)
-    height = 2.0 * len(rows) + (2.9 if course else 0) + 0.5
-    with style.figure(max(8.0, 2.5 * columns), height, path) as figure:
-        ratios = [2.0 * len(rows), 2.9] if course else None
-        parts: Any = figure.subfigures(2 if course else 1, 1, squeeze=False, height_ratios=ratios)
-        panels = parts[0, 0].subplots(len(rows), columns, squeeze=False)
-        for line, (one, (block, distributions)) in enumerate(rows):
-            for column in range(columns):
-                axes = panels[line, column]
-                if column >= len(distributions):
-                    axes.set_axis_off()
-                    continue
-                _histogram(axes, *distributions[column])
-            panels[line, 0].set_ylabel(
-                f"{shortened(one.run.folder.name, 20)}\n{shortened(block, 20)}\nshare of values",
-                fontsize=8,
+    rows = [
+        [
+            _histogram(
+                *named,
+                ""
+                if place
+                else f"{shortened(one.run.folder.name, 20)}\n{shortened(block, 20)}\n"
+                "share of values",
             )
-        if course:
-            _norms(parts[1, 0].subplots(1, 1), course)
-        _title(figure, found, "Activations")
+            for place, named in enumerate(distributions)
+        ]
+        for one in found
+        for block, distributions in _histograms(one)
+    ]
+    width, heights = max(8.0, 2.5 * max(map(len, rows))), [2.0] * len(rows)
+    if course := [one for one in found if len(one.course.get("activations", ())) > 1]:
+        rows, heights = [*rows, [_norms(course)]], [*heights, 2.9]
+    title, height = _title(found, "Activations"), sum(heights) + 0.5
+    png.draw(rows, path, width=width, height=height, title=title, heights=heights)
 
 
 def _histograms(one: Analysis) -> list[tuple[str, list[tuple[str, Any]]]]:
@@ -190,158 +193,167 @@ def _histograms(one: Analysis) -> list[tuple[str, list[tuple[str, Any]]]]:
     return [("layers", picked[k : k + 4]) for k in range(0, len(picked), 4)]
 
 
-def _histogram(axes: Axes, name: str, d: Any) -> None:
-    axes.stairs(d.counts / d.count, d.edges, fill=True, color=style.BLUE, alpha=0.75)
-    axes.axvline(d.mean, color=style.RED, linewidth=1.0, linestyle="--")
-    # Above the bars, which may be highest anywhere.
+def _histogram(name: str, d: Any, label: str) -> Chart:
+    shares, edges = d.counts / d.count, d.edges.tolist()
+    top = 1.05 * float(shares.max()) or 1.0
+    bars = Bars(
+        sides=_pairs(edges[:-1], edges[1:]), ends=tuple((0.0, s) for s in shares.tolist()),
+        colour="blue", opacity=0.75, joined=True,
+    )  # fmt: skip
+    mean = Series(points=((d.mean, 0.0), (d.mean, top)), colour="red", dash="dashed", width=0.8)
     numbers = f"mean {d.mean:.2f} · std {d.std:.2f} · skew {d.skewness:.2f}"
-    axes.set_title(f"{shortened(name, 26)}\n{numbers}", fontsize=7.5)
-    axes.yaxis.set_major_locator(MaxNLocator(3))
-    style.percent_axis(axes)
-    axes.tick_params(labelsize=7.5)
-    axes.grid(False)
+    return Chart(
+        title=f"{shortened(name, 26)}\n{numbers}", x=value_axis("", edges, zero=False),
+        y=Axis(label, 0.0, top, percent=True), items=(bars, mean), small=True,
+    )  # fmt: skip
 
 
-def _norms(axes: Axes, found: Sequence[Analysis]) -> None:
+def _norms(found: Sequence[Analysis]) -> Chart:
     from sfumato.analysis.activation_statistics import first_activation
 
+    series = []
     for index, one in enumerate(found):
         points = [(step, first_activation(a)) for step, a in one.course["activations"]]
         known = [(step, d) for step, d in points if d is not None]
-        steps = np.array([step for step, _ in known])
-        norm = np.array([d.norm for _, d in known])
-        spread = np.array([d.norm_std for _, d in known])
-        look = _look(index)
-        axes.plot(steps, norm, label=f"{_name(one)} ({known[0][1].name})", **look)
-        axes.fill_between(steps, norm - spread, norm + spread, color=look["color"], alpha=0.15,
-                          linewidth=0)  # fmt: skip
-    axes.set_title("l2 norm of an image's first activations over training (band: ± 1 std)")
-    axes.set_xlabel("step")
-    axes.set_ylabel("l2 norm")
-    axes.set_ylim(bottom=0)
-    axes.legend()
+        spans = tuple((d.norm - d.norm_std, d.norm + d.norm_std) for _, d in known)
+        series.append(
+            Series(
+                points=tuple((step, d.norm) for step, d in known), spans=spans, band=True,
+                label=f"{_name(one)} ({known[0][1].name})", **look(index),
+            )
+        )  # fmt: skip
+    title = "l2 norm of an image's first activations over training (band: ± 1 std)"
+    y = value_axis("l2 norm", _heights(series))
+    return replace(_over_steps(title, series, y), legend="best")
 
 
 def _sparsity(found: Sequence[Analysis], path: Path) -> None:
-    course = [one for one in found if len(one.course.get("sparsity", ())) > 1]
-    with style.figure(10.0 if course else 5.6, 4.2, path) as figure:
-        panels = figure.subplots(1, 2 if course else 1, squeeze=False)[0]
-        for index, one in enumerate(found):
-            s = one.sparsity
-            assert s is not None
-            look = _look(index)
-            panels[0].plot(s.thresholds, s.gradients, label=f"{_name(one)}, gradient",
-                           **(look | {"linestyle": "-"}))  # fmt: skip
-            panels[0].plot(s.thresholds, s.parameters, label=f"{_name(one)}, parameters",
-                           **(look | {"linestyle": "--"}))  # fmt: skip
-        panels[0].set_xscale("log")
-        _log_axis(panels[0].xaxis)
-        panels[0].set_title("At the end, by threshold")
-        panels[0].set_xlabel("threshold")
-        panels[0].set_ylabel("entries of at most this size")
-        panels[0].legend()
-        if course:
-            _sparsity_course(panels[1], course)
-        for axes in panels:
-            axes.set_ylim(0, 1.02)
-            style.percent_axis(axes)
-        _title(figure, found, "Entries close to zero")
+    series, thresholds = [], set[float]()
+    for index, one in enumerate(found):
+        s = one.sparsity
+        assert s is not None
+        thresholds |= {*s.thresholds}
+        series += _both(index, s.thresholds, s.gradients, s.parameters, _name(one))
+    x = replace(_log_axis("threshold", thresholds), at=tuple(sorted(thresholds)))
+    y = _fractions("entries of at most this size")
+    row = [Chart(title="At the end, by threshold", x=x, y=y, items=tuple(series), legend="best")]
+    if course := [one for one in found if len(one.course.get("sparsity", ())) > 1]:
+        row.append(_sparsity_course(course))
+    width, title = 10.0 if course else 5.6, _title(found, "Entries close to zero")
+    png.draw([row], path, width=width, height=4.2, title=title)
 
 
-def _sparsity_course(axes: Axes, found: Sequence[Analysis]) -> None:
+def _both(
+    index: int,
+    xs: Sequence[float],
+    gradients: Iterable[float],
+    parameters: Iterable[float],
+    name: str = "",
+) -> list[Series]:
     """Gradients continuous and parameters dashed, as in Hölzl et al. (2023), figure 3."""
+    return [
+        Series(points=_pairs(xs, ys), label=name and f"{name}, {of}",
+               **(look(index) | {"dash": dash}))
+        for of, ys, dash in (("gradient", gradients, ""), ("parameters", parameters, "dashed"))
+    ]  # fmt: skip
+
+
+def _sparsity_course(found: Sequence[Analysis]) -> Chart:
     assert found[0].sparsity is not None
-    thresholds = found[0].sparsity.thresholds
+    thresholds, series = found[0].sparsity.thresholds, []
     k = thresholds.index(1e-3) if 1e-3 in thresholds else len(thresholds) // 2
     for index, one in enumerate(found):
-        points = one.course["sparsity"]
-        steps, look = [step for step, _ in points], _look(index)
-        axes.plot(steps, [s.gradients[k] for _, s in points], **(look | {"linestyle": "-"}))
-        axes.plot(steps, [s.parameters[k] for _, s in points], **(look | {"linestyle": "--"}))
-    axes.set_title(f"Over training, threshold {thresholds[k]:g}")
-    axes.set_xlabel("step (lines: gradient, dashes: parameters)")
+        steps, values = zip(*one.course["sparsity"], strict=True)
+        series += _both(index, steps, [s.gradients[k] for s in values],
+                        [s.parameters[k] for s in values])  # fmt: skip
+    title = f"Over training, threshold {thresholds[k]:g}"
+    return _over_steps(title, series, _fractions(), "step (lines: gradient, dashes: parameters)")
 
 
 def _gradients(found: Sequence[Analysis], path: Path) -> None:
-    course = [one for one in found if len(one.course.get("gradients", ())) > 1]
     longest = max(len(one.gradients.layers) for one in found if one.gradients)
+    charts = [_layers(one) for one in found]
+    y = _log_axis("norm", [v for c in charts for s in c.series for _, v in s.points])
+    rows = [[replace(c, y=y, legend="" if k else "above") for k, c in enumerate(charts)]]
+    course = [one for one in found if len(one.course.get("gradients", ())) > 1]
+    if course:
+        rows.append(_gradient_course(course))
     width = min(16.0, max(8.0, 0.32 * longest * len(found) + 2))
-    with style.figure(width, 6.6 if course else 4.0, path) as figure:
-        parts: Any = figure.subfigures(2 if course else 1, 1, squeeze=False)
-        panels = parts[0, 0].subplots(1, len(found), squeeze=False, sharey=True)[0]
-        for axes, one in zip(panels, found, strict=True):
-            _layers(axes, one)
-        panels[0].set_ylabel("norm")
-        panels[0].legend(loc="lower left", bbox_to_anchor=(0, 1.07), ncols=3, borderaxespad=0)
-        if course:
-            _gradient_course(parts[1, 0].subplots(1, 2), course)
-        _title(figure, found, "Clipped gradients and noise")
+    title, height = _title(found, "Clipped gradients and noise"), 6.6 if course else 4.0
+    png.draw(rows, path, width=width, height=height, title=title)
 
 
-def _layers(axes: Axes, one: Analysis) -> None:
+def _layers(one: Analysis) -> Chart:
+    """The norms by layer, where they are not zero; their axis is that of all runs."""
     g = one.gradients
     assert g is not None
-    place = np.arange(len(g.layers))
-    signal = np.array([layer.signal for layer in g.layers])
-    axes.plot(place, [layer.norm for layer in g.layers], "s", color=style.GREY, markersize=4,
-              label="one example")  # fmt: skip
-    axes.plot(place, np.where(signal > 0, signal, np.nan), "o", color=style.BLUE, markersize=5,
-              label="mean, clipped (signal)")  # fmt: skip
-    if g.whole.noise:
-        axes.plot(place, [layer.noise for layer in g.layers], "_", color=style.RED, markersize=9,
-                  markeredgewidth=2, label="noise of a step")  # fmt: skip
-    axes.set_yscale("log")
-    _log_axis(axes.yaxis)
-    every = math.ceil(len(place) / 40)
-    names = [shortened(layer.name or "(model)", 20) for layer in g.layers]
-    axes.set_xticks(place[::every], names[::every], rotation=90, fontsize=7.5)
-    axes.set_title(f"{_name(one)}: {percent(g.clipped)} clipped")
+    marks = (("norm", "square", "grey", "one example"),
+             ("signal", "circle", "blue", "mean, clipped (signal)"),
+             ("noise", "down", "red", "noise of a step"))  # fmt: skip
+    every = range(0, len(g.layers), math.ceil(len(g.layers) / 40))
+    x = Axis(
+        "", -0.5, len(g.layers) - 0.5, at=tuple(map(float, every)), upright=True,
+        names=tuple(shortened(g.layers[k].name or "(model)", 20) for k in every),
+    )  # fmt: skip
+    series = (
+        Series(
+            points=tuple((k, v) for k, v in enumerate(getattr(w, key) for w in g.layers) if v > 0),
+            width=0, marker=marker, size=1.3, colour=colour, label=label,
+        )
+        for key, marker, colour, label in marks
+    )  # fmt: skip
+    title = f"{_name(one)}: {percent(g.clipped)} clipped"
+    return Chart(title=title, x=x, y=_fractions(), items=tuple(s for s in series if s.points))
 
 
-def _gradient_course(panels: Sequence[Axes], found: Sequence[Analysis]) -> None:
-    ratio, clipped = panels
+def _gradient_course(found: Sequence[Analysis]) -> list[Chart]:
+    ratio, clipped = [], []
     for index, one in enumerate(found):
-        points, look = one.course["gradients"], _look(index)
-        steps = [step for step, _ in points]
+        own, points = {"label": _name(one)} | look(index), one.course["gradients"]
         if all(g.whole.noise for _, g in points):
-            ratio.plot(steps, [g.whole.snr for _, g in points], label=_name(one), **look)
-        clipped.plot(steps, [g.clipped for _, g in points], label=_name(one), **look)
-    ratio.set_title("Signal to noise of the whole gradient")
-    ratio.set_ylim(bottom=0)
-    clipped.set_title("Clipped examples")
-    clipped.set_ylim(0, 1.02)
-    style.percent_axis(clipped)
-    clipped.legend(loc="best")
-    for axes in panels:
-        axes.set_xlabel("step")
+            ratio.append(Series(points=tuple((step, g.whole.snr) for step, g in points), **own))
+        clipped.append(Series(points=tuple((step, g.clipped) for step, g in points), **own))
+    title, y = "Signal to noise of the whole gradient", value_axis("", _heights(ratio))
+    return [
+        _over_steps(title, ratio, y),
+        replace(_over_steps("Clipped examples", clipped, _fractions()), legend="best"),
+    ]
 
 
 def _cost(found: Sequence[Analysis], path: Path) -> None:
-    rows = max(sum(1 for w in one.cost.layers if w.parameters or w.macs)
-               for one in found if one.cost)  # fmt: skip
+    charts = [replace(_shares(one), legend="" if k else "best") for k, one in enumerate(found)]
+    rows = max(len(c.items[0].sides) for c in charts if isinstance(c.items[0], Bars))
     height = min(14.0, max(2.4, 0.24 * rows + 1.2))
-    with style.figure(max(7.0, 4.6 * len(found)), height, path) as figure:
-        panels = figure.subplots(1, len(found), squeeze=False)[0]
-        for axes, one in zip(panels, found, strict=True):
-            assert one.cost is not None
-            layers = [w for w in one.cost.layers if w.parameters or w.macs]
-            place = np.arange(len(layers))
-            axes.barh(place - 0.2, [w.macs / max(1, one.cost.macs) for w in layers], 0.38,
-                      color=style.BLUE, label="multiply-accumulates")  # fmt: skip
-            axes.barh(place + 0.2, [w.parameters / max(1, one.cost.parameters) for w in layers],
-                      0.38, color=style.ORANGE, label="parameters")  # fmt: skip
-            names = [shortened(w.name or "(model)", 22) for w in layers]
-            every = math.ceil(len(place) / 60)
-            axes.set_yticks(place[::every], names[::every], fontsize=7.5)
-            axes.invert_yaxis()
-            style.percent_axis(axes, x=True, y=False)
-            axes.grid(False, axis="y")
-            axes.set_title(
-                f"{_name(one)}\n{one.cost.macs / 1e6:.3g} M MACs, "
-                f"{one.cost.parameters / 1e3:.4g} k parameters"
-            )
-        panels[0].legend(loc="best")
-        png.headline(figure, "Cost by layer")
+    png.draw([charts], path, width=max(7.0, 4.6 * len(found)), height=height, title="Cost by layer")
+
+
+def _shares(one: Analysis) -> Chart:
+    """The share of each layer in the cost of a network."""
+    cost = one.cost
+    assert cost is not None
+    layers = [w for w in cost.layers if w.parameters or w.macs]
+    items = tuple(
+        Bars(
+            sides=tuple((k + side, k + side + 0.4) for k in range(len(layers))),
+            ends=tuple((0.0, getattr(w, of) / max(1, getattr(cost, of))) for w in layers),
+            label=label, colour=colour, sideways=True,
+        )
+        for of, label, colour, side in (
+            ("macs", "multiply-accumulates", "blue", -0.4),
+            ("parameters", "parameters", "orange", 0.0),
+        )
+    )  # fmt: skip
+    every = range(0, len(layers), math.ceil(len(layers) / 60))
+    total = f"{cost.macs / 1e6:.3g} M MACs, {cost.parameters / 1e3:.4g} k parameters"
+    return Chart(
+        title=f"{_name(one)}\n{total}",
+        x=Axis("", 0.0, 1.05 * max(end for bars in items for _, end in bars.ends), percent=True),
+        y=Axis(
+            "", len(layers) - 0.5, -0.5, at=tuple(map(float, every)),
+            names=tuple(shortened(layers[k].name or "(model)", 22) for k in every),
+        ),
+        items=items,
+    )  # fmt: skip
 
 
 _PICTURES: dict[str, Callable[[Sequence[Analysis], Path], None]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 
 from sfumato.analysis.classification import Evaluation
 from sfumato.charts import png, style
-from sfumato.charts.chart import Matrix, shortened
+from sfumato.charts.chart import Axis, Bars, Chart, Matrix, Series, shortened
 from sfumato.charts.png import NAMED, NUMBERED
 from sfumato.charts.reliability import reliability
 from sfumato.report.discrimination import charts, overall
@@ -34,10 +35,10 @@ def draw(evaluation: Evaluation, path: str | Path, *, title: str = "") -> None:
     side = max(4.4, 0.42 * count) if count <= NUMBERED else min(13.0, max(9.0, 0.13 * count))
     with style.figure(side + 10.8, side + 1.6, Path(path)) as figure:
         parts: Any = figure.subfigures(1, 3, width_ratios=[side + 2.2, 4.4, 4.2])
-        matrix, bars = parts[0].subplots(1, 2, sharey=True, width_ratios=[side, 1.6])
+        matrix, bars = parts[0].subplots(1, 2, width_ratios=[side, 1.6])
         counts = Matrix(evaluation.classes, evaluation.confusion)
         png.paint_matrix(matrix, counts, side)
-        _recall(bars, evaluation)
+        png.paint(bars, recall(evaluation))
         spare = max(0.9, side + 1.6 - 5.4)
         above, below, words = parts[1].subplots(3, 1, height_ratios=[3.4, 1.0, spare])
         r = evaluation.reliability
@@ -52,31 +53,24 @@ def draw(evaluation: Evaluation, path: str | Path, *, title: str = "") -> None:
         png.headline(figure, title)
 
 
-def _recall(axes: Axes, evaluation: Evaluation) -> None:
-    """One bar per row of the matrix beside it."""
-    count, recall = len(evaluation.classes), np.nan_to_num(evaluation.recall)
-    if count <= NAMED:
-        axes.barh(np.arange(count), recall, height=0.8, color=style.BLUE)
-    else:
-        edges = np.arange(count + 1) - 0.5
-        axes.stairs(recall, edges, orientation="horizontal", fill=True, color=style.BLUE)
-    axes.axvline(evaluation.accuracy, color=style.RED, linewidth=1.2, linestyle="--")
-    axes.set_title("Recall")
-    axes.set_xlabel(f"dashed: accuracy {percent(evaluation.accuracy)}", color=style.RED)
-    axes.set_xlim(0, 1)
-    axes.set_xticks([0, 0.5, 1], ["0", "50", "100 %"])
-    axes.tick_params(axis="y", length=0, labelleft=False)
-    axes.grid(False, axis="y")
-    if count > NUMBERED:
-        return
-    for row, value in enumerate(evaluation.recall):
-        inside = value > 0.35
-        axes.annotate(
-            "no images" if math.isnan(value) else percent(value, 0),
-            (0 if inside or math.isnan(value) else value, row), xytext=(3, 0),
-            textcoords="offset points", va="center", fontsize=8,
-            color="white" if inside else style.INK,
-        )  # fmt: skip
+def recall(evaluation: Evaluation) -> Chart:
+    """One bar for each row of the matrix beside it."""
+    e, rows = evaluation, np.arange(len(evaluation.classes) + 1) - 0.5
+    words = f"dashed: accuracy {percent(e.accuracy)}"
+    shown = len(e.classes) if len(e.classes) <= NUMBERED else 0
+    bars = Bars(
+        sides=tuple(pairwise(rows.tolist())),
+        ends=tuple((0.0, value) for value in np.nan_to_num(e.recall).tolist()),
+        words=tuple("no images" if math.isnan(v) else percent(v, 0) for v in e.recall[:shown]),
+        colour="blue", joined=len(e.classes) > NAMED, sideways=True,
+    )  # fmt: skip
+    rule = Series(points=tuple((e.accuracy, end) for end in rows[[0, -1]].tolist()),
+                  colour="red", dash="dashed")  # fmt: skip
+    return Chart(
+        title="Recall", items=(bars, rule), words=f"Recall of each class; {words}.",
+        x=Axis(words, 0.0, 1.0, at=(0.0, 0.5, 1.0), names=("0", "50", "100 %")),
+        y=Axis("", float(rows[-1]), float(rows[0]), at=()),
+    )  # fmt: skip
 
 
 def _summary(axes: Axes, evaluation: Evaluation, matrix: Matrix, *, lines: int) -> None:
