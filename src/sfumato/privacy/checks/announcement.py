@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Timer
 
 AFTER = 1.0
@@ -18,10 +18,14 @@ def on_stderr(message: str) -> None:
 
 @contextmanager
 def announced(message: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Say what is going on, unless it is over within a second."""
+    """Say what is going on, unless it is over within a second.
+
+    Nothing is said where memory does not suffice for a thread: the work may need less.
+    """
     timer = Timer(AFTER, say, [message])
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):
+        timer.start()
     try:
         yield
     finally:
