@@ -10,6 +10,7 @@ views of an example here; the mean is taken in the loss.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.privacy.engines.convolution_gradients import Pair, conv_weight_gradients
+
+
+def _unobserved(backward: Callable[..., Any]) -> Callable[[Any, Tensor], Any]:
+    """A backward pass that the modes which watch the model's operators do not see.
+
+    No parameter meets the batch in its operators, which are many and small. What was saved is
+    unpacked before, because a checkpoint runs its part of the model again then.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, d: Tensor) -> Any:
+        saved = ctx.saved_tensors
+        with torch._C.DisableTorchFunction():
+            return backward(ctx, saved, d)
+
+    return run
 
 
 def over_positions(d: Tensor, views: int) -> Tensor:
@@ -55,8 +72,9 @@ class _Convolution(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+    @_unobserved
+    def backward(ctx: Any, saved: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = saved
         stride, padding, dilation, groups, transposed, output_padding, views = ctx.settings
         needs_x, _, _, needs_weight, needs_bias = ctx.needs_input_grad[:5]
         dx = dw = db = None
@@ -107,8 +125,9 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+    @_unobserved
+    def backward(ctx: Any, saved: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = saved
         needs_x, _, _, needs_weight, needs_bias = ctx.needs_input_grad[:5]
         dx = dw = db = None
         ds = d.reshape(ctx.examples, -1, d.shape[-1])
@@ -169,8 +188,9 @@ class _GroupNorm(torch.autograd.Function):
         return normed
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inverse = ctx.saved_tensors
+    @_unobserved
+    def backward(ctx: Any, saved: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse = saved
         shape, views = ctx.settings
         _, channels, _, groups = shape
         d = d.contiguous(memory_format=_memory_format(x))
@@ -209,8 +229,9 @@ class _Embedding(torch.autograd.Function):
         return F.embedding(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
+    @_unobserved
+    def backward(ctx: Any, saved: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = saved
         (rows, width), padding, views = ctx.settings
         examples = x.shape[0] // views
         indices = x.reshape(examples, -1, 1).long()
