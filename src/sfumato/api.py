@@ -249,7 +249,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "device": ((str,), "auto, cpu, cuda or mps"),
     "trust_code": ((Iterable,), "the names of modules, in a list"),
 }
-"""What arguments of `train` may be, and the words for it."""
+"""Types of the arguments of `train`, with words for them."""
 
 
 def _check_types(**given: object) -> None:

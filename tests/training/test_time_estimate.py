@@ -155,3 +155,20 @@ def test_a_run_that_takes_hours_is_exchanged_for_a_quick_one(
     assert recipes.of_run(tmp_path / "other").name == "smaller"
     assert any("name its recipe" in words for words in watching.said)
     assert sum("Ignored: " in words for words in watching.said) == 1, "the data is read twice"
+
+
+def test_grey_images_are_grey_before_they_are_shown_to_a_network_of_colour(tmp_path: Path) -> None:
+    digits = dataset_of(recipes.find("digits").data).train
+    np.savez(tmp_path / "grey.npz", images=digits.images[:60], labels=digits.labels[:60])
+    asked: list[tuple[int, float, bool]] = []
+
+    def better(examples: int, epsilon: float, grey: bool) -> bool:
+        asked.append((examples, epsilon, grey))
+        return True
+
+    whole = recipes.for_data(str(tmp_path / "grey.npz"), {"data.cache": False})
+    assert whole.start.source == "dead-leaves"
+    smaller = recipes.find("digits").replace({"training.steps": 1})
+    quick = Quick(lambda: smaller, better)
+    train(whole, out=tmp_path / "run", device="cpu", reporter=Listening(), quick=quick)
+    assert [grey for _, _, grey in asked] == [True]

@@ -80,7 +80,7 @@ def better_with_few(
         quick: The quick recipe for the same data; None if the user has asked for this one.
     """
     examples, epsilon = dataset.train.examples, recipe.privacy.epsilon
-    if quick is None or not recipe.privacy.enabled or epsilon is None:
+    if quick is None or not recipe.privacy.enabled:
         return None
     if not quick.better(examples, epsilon, dataset.channels == 1):
         return None

@@ -103,15 +103,15 @@ def train(
     donor = start.open_donor(recipe, trust_code=trust.code)
     origin = donor.origin if donor else start.Origin()
     dataset = _load(recipe, data, origin, root, reporter, selection)
-    if donor and _grey_after_colour(recipe, donor, dataset):
-        recipe = recipe.replace({"data.channels": donor.description.channels})
-        dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
-        reporter.say(_GREY)
     if instead := better_with_few(recipe, dataset, reporter, quick):
         return train(
             instead, data=data, out=out, root=root, device=device, reporter=reporter,
             trust_code=trust_code, selection=selection, audit=audit,
         )  # fmt: skip
+    if donor and _grey_after_colour(recipe, donor, dataset):
+        recipe = recipe.replace({"data.channels": donor.description.channels})
+        dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
+        reporter.say(_GREY)
     plan = setup.plan(recipe, dataset.train.examples, before=origin.before, selection=selection)
     seed = recipe.training.seed
     randomness = Randomness.shared() if seed is None else origin.seeded_randomness(seed)
