@@ -35,7 +35,7 @@ def test_a_short_first_step_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("slow", "words"),
     [
-        ({"compiled": "no rule"}, "layer by layer in float32"),
+        ({"compiled": "no rule"}, "not compiled and runs in float32"),
         ({"CUDA graph": "it differs"}, "cannot be recorded as a CUDA graph (it differs)"),
     ],
 )

@@ -327,7 +327,11 @@ class PerExample:
     ) -> Compiled | None:
         """The compiled pass for batches like this one, if it is requested and fits the model."""
         precision = self.precision_for(x)
-        if precision is None or not isinstance(engine, Operators):
+        if precision is None:
+            return None
+        if not isinstance(engine, Operators):
+            why = self.passed_over.get(Operators.name, "it was not tried")
+            self.passed_over["compiled"] = f"it is the pass by operators, which is not right: {why}"
             return None
         key = (x.shape[0], precision, self._signature(x, names))
         settings = plain_settings(self.model)

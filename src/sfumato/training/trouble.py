@@ -71,7 +71,7 @@ def about_start(private: PrivateGradients, seconds: float) -> list[str]:
     remarks = first_step(seconds, " and ".join(parts) or "checks")
     if engine.precision is not None and "compiled" in engine.passed_over:
         remarks.append(
-            "This model runs layer by layer in float32, several times slower than it could: the "
+            "This model is not compiled and runs in float32, many times slower than it could: the "
             f"compiled pass does not fit it ({engine.passed_over['compiled']})."
         )
     elif REPLAY in engine.passed_over:
