@@ -94,9 +94,16 @@ def weighted_sum(x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], vie
 
 @weighted_sum.register_fake
 def _(x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], views: int) -> Tensor:
-    compile_ahead(_sum_on_cuda, x.device, x, d, weights, geometry, views)
+    weighted_sum_ahead(x, d, weights, geometry, views)
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty((d.shape[1], geometry[0], geometry[1], x.shape[1]), dtype=wide)
+
+
+def weighted_sum_ahead(
+    x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], views: int
+) -> None:
+    """Compile the kernels of `weighted_sum` for tensors like these, beside other work."""
+    compile_ahead(_sum_on_cuda, x.device, x, d, weights, geometry, views)
 
 
 @torch.library.custom_op("sfumato::ghost_norms", mutates_args=(), tags=_EXACT)

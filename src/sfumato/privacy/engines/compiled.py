@@ -12,7 +12,7 @@ On a CUDA device the graphs are captured and replayed, so a batch costs no time 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,6 +30,7 @@ from sfumato.privacy.engines.slots import NotCompiled, Slots
 from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.engines.stored_gradients import (
     Derived,
+    Filters,
     Slot,
     Together,
     Whole,
@@ -58,10 +59,6 @@ _KINDS = 1000
 than that."""
 
 _OWN_GRADIENTS = "autograd_cache_allow_custom_autograd_functions"
-
-_SEARCH = {"inductor_default_autotune_warmup": 5, "inductor_default_autotune_rep": 25}
-"""Milliseconds for which the compiler runs each of some two hundred variants of kernels, to choose
-among them. By default 25 and 100, which were 7 s of the first step of WRN-16-4 on an H200."""
 
 _ROUNDED_UP = 1 + 2e-4
 """Factor that rounds up squared norms, which are summed in float32, so that none is too small."""
@@ -115,14 +112,11 @@ def _compiler() -> Iterator[None]:
     Graphs compiled by an earlier process are loaded from its cache. For that, the compiler must be
     told that custom autograd functions may be cached too: their code is part of the cache key.
     """
-    from torch._inductor import config as inductor  # A second, for those who compile nothing.
-
     cached = {_OWN_GRADIENTS: True} if hasattr(functorch, _OWN_GRADIENTS) else {}
-    search = {name: time for name, time in _SEARCH.items() if hasattr(inductor, name)}
     with (
         torch._dynamo.config.patch(recompile_limit=_KINDS),
         functorch.patch(cached),
-        inductor.patch(search),
+        tracing.brief_search(),
     ):
         yield
 
@@ -249,10 +243,16 @@ class Compiled:
     def _run(self, x: Tensor, y: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
         """Forward pass, backward pass and norms; the gradients for the sum stay in `_found`."""
         given = x, y, *keys, *self._tensors
-        with torch.enable_grad(), _compiler():
+        first = self._forward is None
+        quiet = tracing.without_collections() if first else nullcontext()
+        with torch.enable_grad(), _compiler(), quiet:
             if self._forward is None:
                 self._forward = tracing.compiled(self._losses, given)
             total, losses, outputs, *inputs = self._forward(*given)
+            if first:
+                for slot, own in zip(self._model.with_input, inputs, strict=True):
+                    if isinstance(slot, Filters):
+                        slot.compile_sum_ahead(own)
             leaves = [leaf for slot in self.slots.slots for leaf in slot.leaves()]
             grads = list(torch.autograd.grad(total, leaves))
         with torch.no_grad(), full_precision(x.device):

@@ -15,7 +15,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from sfumato.kernels import definitions
+from sfumato.kernels import custom_operators, definitions
 from sfumato.kernels.definitions import UNIT, Geometry, ghost_rounding, padded
 from sfumato.nn.reparametrisation import FilterStandardisation
 from sfumato.privacy.engines.storage_plan import Storage
@@ -369,6 +369,13 @@ class Filters:
             filters = back[0].permute(0, 3, 1, 2)
             parts.append((filters.reshape(self.value.shape), *back[1:]))
         return [parts[k if len(parts) > 1 else 0][k] for k in range(len(self.names))]
+
+    def compile_sum_ahead(self, x: Tensor) -> None:
+        """Compile the kernels of the weighted sum for inputs like these, beside other work."""
+        if self.output is not None:
+            at, weights = self.geometry, x.new_empty(self.examples, dtype=torch.float32)
+            given = self.images(x), self.images(self.output)
+            custom_operators.weighted_sum_ahead(*given, weights, at.numbers, at.views)
 
     def images(self, t: Tensor) -> Tensor:
         """Vectors `(examples * positions, channels)` as images in channels_last, images as such."""
