@@ -16,9 +16,9 @@ from sfumato.kernels.definitions import Geometry
 from sfumato.kernels.warming import launch
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["zero"])  # type: ignore[untyped-decorator]
 def _grouped(  # type: ignore[no-untyped-def]
-    x, d, out,
+    x, d, out, zero,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
     WO: tl.constexpr, OUT: tl.constexpr, POSITIONS: tl.constexpr, VIEWS: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
@@ -30,6 +30,10 @@ def _grouped(  # type: ignore[no-untyped-def]
     """One row of taps and one channel of each group, for BO filters of one example.
 
     FILTERS and CHANNELS are those of a group; BK is the width of a filter, filled up.
+
+    Guarantee: Only inputs of the example itself are read. `zero` is a number that the compiler does
+    not know: Triton 3.6 takes the columns `s` for even where padding and width are, and then has
+    one mask for two neighbouring taps, so that a filter of 5x5 read beyond the end of a row.
     """
     example = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
@@ -45,7 +49,7 @@ def _grouped(  # type: ignore[no-untyped-def]
         live = t < VIEWS * POSITIONS
         position = t % POSITIONS
         r = (position // WO) * STRIDE_H + tap * DIL_H - PAD_H
-        s = (position % WO)[:, None] * STRIDE_W + k[None, :] * DIL_W - PAD_W
+        s = (position % WO)[:, None] * STRIDE_W + k[None, :] * DIL_W - PAD_W + zero
         inside = (live & (r >= 0) & (r < H))[:, None] & (s >= 0) & (s < W) & (k < KW)[None, :]
         pixel = ((t // POSITIONS) * H + r)[:, None] * W + s
         grads = tl.load(
@@ -75,7 +79,7 @@ def grouped_gradients(x: Tensor, d: Tensor, at: Geometry, groups: int) -> Tensor
     chunk = min(triton.next_power_of_2(length), max(8, 8192 // (wide * block)))
     launch(
         _grouped, (examples, triton.cdiv(out, block), kh * channels // groups),
-        x, d, grads,
+        x, d, grads, 0,
         height, width, channels, width_out, out, height_out * width_out, at.views,
         *at.stride, *at.padding, *at.dilation, kh, kw, out // groups, channels // groups,
         BO=block, BT=chunk, BK=wide, num_warps=4,
