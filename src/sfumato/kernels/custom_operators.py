@@ -7,6 +7,7 @@ backward pass, those over rows after it; none has a derivative.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -94,16 +95,9 @@ def weighted_sum(x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], vie
 
 @weighted_sum.register_fake
 def _(x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], views: int) -> Tensor:
-    weighted_sum_ahead(x, d, weights, geometry, views)
+    compile_ahead(_sum_on_cuda, x.device, x, d, weights, geometry, views)
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty((d.shape[1], geometry[0], geometry[1], x.shape[1]), dtype=wide)
-
-
-def weighted_sum_ahead(
-    x: Tensor, d: Tensor, weights: Tensor, geometry: list[int], views: int
-) -> None:
-    """Compile the kernels of `weighted_sum` for tensors like these, beside other work."""
-    compile_ahead(_sum_on_cuda, x.device, x, d, weights, geometry, views)
 
 
 @torch.library.custom_op("sfumato::ghost_norms", mutates_args=(), tags=_EXACT)
@@ -213,7 +207,22 @@ def _over_rows(operator: Any) -> None:
         return getattr(row_kernels, name)(*arguments)
 
     operator.register_kernel("cuda")(run)
+    _ON_CUDA[name] = run
 
+
+_ON_CUDA: dict[str, Callable[..., Any]] = {"weighted_sum": _sum_on_cuda}
+"""The operators that run after the backward pass, where no trace tells their shapes."""
 
 for _operator in (row_sum, segment_norms, filter_norms, filter_pullback, write_standardised):
     _over_rows(_operator)
+
+
+def ahead(name: str, device: torch.device, *arguments: object) -> None:
+    """Compile the kernels of an operator that runs after the backward pass, beside other work.
+
+    Args:
+        name: The operator.
+        device: The device; nothing is done for one without kernels.
+        arguments: Arguments like those to come; of tensors only the shape and the type are used.
+    """
+    compile_ahead(_ON_CUDA[name], device, *arguments)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._functorch import config as functorch
 
-from sfumato.privacy.engines import tracing
+from sfumato.privacy.engines import kernels_ahead, tracing
 from sfumato.privacy.engines.compiled_forward import Forward
 from sfumato.privacy.engines.cuda_graphs import Pool, Replayed
 from sfumato.privacy.engines.keyed_draws import RowSeeds
@@ -30,7 +30,6 @@ from sfumato.privacy.engines.slots import NotCompiled, Slots
 from sfumato.privacy.engines.storage_plan import Storage
 from sfumato.privacy.engines.stored_gradients import (
     Derived,
-    Filters,
     Slot,
     Together,
     Whole,
@@ -250,9 +249,9 @@ class Compiled:
                 self._forward = tracing.compiled(self._losses, given)
             total, losses, outputs, *inputs = self._forward(*given)
             if first:
-                for slot, own in zip(self._model.with_input, inputs, strict=True):
-                    if isinstance(slot, Filters):
-                        slot.compile_sum_ahead(own)
+                of_slot = dict(zip(map(id, self._model.with_input), inputs, strict=True))
+                every, small = self.slots.slots, self._together
+                kernels_ahead.compile_ahead(every, small, of_slot, self.slots.examples)
             leaves = [leaf for slot in self.slots.slots for leaf in slot.leaves()]
             grads = list(torch.autograd.grad(total, leaves))
         with torch.no_grad(), full_precision(x.device):

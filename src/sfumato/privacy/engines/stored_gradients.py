@@ -15,7 +15,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from sfumato.kernels import custom_operators, definitions
+from sfumato.kernels import definitions
 from sfumato.kernels.definitions import UNIT, Geometry, ghost_rounding, padded
 from sfumato.nn.reparametrisation import FilterStandardisation
 from sfumato.privacy.engines.storage_plan import Storage
@@ -168,6 +168,9 @@ class Together:
 
     Args:
         slots: The slots of these tensors.
+
+    Attributes:
+        starts: Where each tensor begins in a row, and where the last one ends.
     """
 
     MOST = 4096
@@ -178,7 +181,7 @@ class Together:
         self.names = tuple(name for slot in slots for name in slot.names)
         self._ends = list(itertools.accumulate((slot.value.numel() for slot in slots), initial=0))
         where = slots[0].value.device if slots else None
-        self._starts = torch.tensor(self._ends, dtype=torch.int32, device=where)
+        self.starts = torch.tensor(self._ends, dtype=torch.int32, device=where)
 
     @classmethod
     def takes(cls, slot: Slot) -> TypeGuard[Whole]:
@@ -186,13 +189,18 @@ class Together:
         small = slot.value.numel() <= cls.MOST
         return isinstance(slot, Whole) and small
 
+    @property
+    def numbers(self) -> int:
+        """The numbers of a row."""
+        return self._ends[-1]
+
     def rows(self, found: Sequence[Tensor]) -> Tensor:
         """The gradients of all leaves, `(examples, numbers)`."""
         return torch.cat([gradient.flatten(1) for gradient in found], 1)
 
     def squared(self, rows: Tensor) -> Sequence[Tensor]:
         """Squared norms `(examples,)`, one for each parameter."""
-        norms: Tensor = torch.ops.sfumato.segment_norms(rows, self._starts)
+        norms: Tensor = torch.ops.sfumato.segment_norms(rows, self.starts)
         return norms.unbind(1)
 
     def summed(self, rows: Tensor, weights: Tensor) -> list[Tensor]:
@@ -369,13 +377,6 @@ class Filters:
             filters = back[0].permute(0, 3, 1, 2)
             parts.append((filters.reshape(self.value.shape), *back[1:]))
         return [parts[k if len(parts) > 1 else 0][k] for k in range(len(self.names))]
-
-    def compile_sum_ahead(self, x: Tensor) -> None:
-        """Compile the kernels of the weighted sum for inputs like these, beside other work."""
-        if self.output is not None:
-            at, weights = self.geometry, x.new_empty(self.examples, dtype=torch.float32)
-            given = self.images(x), self.images(self.output)
-            custom_operators.weighted_sum_ahead(*given, weights, at.numbers, at.views)
 
     def images(self, t: Tensor) -> Tensor:
         """Vectors `(examples * positions, channels)` as images in channels_last, images as such."""
