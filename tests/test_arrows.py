@@ -26,7 +26,7 @@ BELOW = {
     "models": {"nn"},
     "privacy": {"kernels", "nn", "distributed"},
     "training": {
-        "privacy", "models", "data", "charts", "recipe", "settings", "starts", "distributed",
+        "privacy", "models", "nn", "data", "charts", "recipe", "settings", "starts", "distributed",
     },
     "recipes": {"recipe"},
     "run": {"training", "privacy", "models", "data", "recipe", "recipes"},

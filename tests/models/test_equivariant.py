@@ -325,33 +325,53 @@ def test_eq_wrn_40_1():
     assert parse_group("d4") == Regular(FiniteGroup(4, mirror=True))
 
 
+def normalised(rows: Tensor) -> Tensor:
+    """Each row with mean 0 and variance 1."""
+    middle, spread = rows.mean(1, keepdim=True), rows.var(1, keepdim=True, correction=0)
+    return (rows - middle) / (spread + 1e-5).sqrt()
+
+
 @pytest.mark.parametrize(("group", "size"), [("d4", (12, 17)), ("so2-1", (12, 12))])
-@pytest.mark.parametrize("until", ["res1", "conv3", "conv4"])
-def test_a_head_after_a_middle_block(group: str, size: tuple[int, int], until: str) -> None:
-    """The head reads all channels of the block, averaged and normalised over the image."""
-    name, shape = f"eq-resnet9-{group}", {"classes": 3, "channels": 1, "size": size}
+@pytest.mark.parametrize(
+    "reads",
+    [("res1",), ("conv3",), ("conv4",), ("conv3", "res2"), ("conv3", "wavelets"), ("wavelets",)],
+)
+def test_a_head_reads_blocks(group: str, size: tuple[int, int], reads: tuple[str, ...]) -> None:
+    """The head reads all channels of each block, averaged and normalised over the image."""
+    name, shape = f"eq-resnet9-{group}", {"classes": 3, "channels": 2, "size": size}
     whole = create(name, layout=(4, 8, 16), **shape).eval()
-    part = create(name, layout=(4, 8, 16), until=until, grid=3, **shape).eval()
+    part = create(name, layout=(4, 8, 16), reads=reads, grid=3, **shape).eval()
     theirs = whole.state_dict()
     mine = {k: v if k.startswith("head") else theirs[k] for k, v in part.state_dict().items()}
     part.load_state_dict(mine)
-    x = torch.randn(4, 1, *size)
+    x = torch.randn(4, 2, *size)
     with torch.no_grad():
-        seen = x
+        seen, rows = x, []
         for block, layer in whole.named_children():
             seen = layer(seen)
-            if block == until:
-                break
-        rows = F.adaptive_avg_pool2d(seen, 3).flatten(1)
-        rows = (rows - rows.mean(1, keepdim=True)) / (
-            rows.var(1, keepdim=True, correction=0) + 1e-5
-        ).sqrt()
-        wanted = rows @ part.get_parameter("head.weight").T + part.get_parameter("head.bias")
-        torch.testing.assert_close(part(x), wanted, rtol=1e-4, atol=1e-5)
+            if block in reads:
+                sides = [min(3, side) for side in seen.shape[2:]]
+                rows.append(normalised(F.adaptive_avg_pool2d(seen, sides).flatten(1)))
+        if "wavelets" in reads:
+            waves = create("scatternet", classes=3, channels=1, size=size).eval()
+            waves.head = nn.Identity()
+            rows.append(waves(x.mean(1, keepdim=True)))
+        wanted = F.linear(
+            torch.cat(rows, 1), part.get_parameter("head.weight"), part.get_parameter("head.bias")
+        )
+        torch.testing.assert_close(part(x), wanted, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(part(x[:1]), part(x)[:1], rtol=1e-4, atol=1e-5)
-    assert "res2" not in dict(part.named_children())
+    wrong = [("conv3", "conv3"), ()]
+    for given in wrong:
+        with pytest.raises(UserError, match="each part once"):
+            create(name, reads=given, **shape)
+    with pytest.raises(UserError, match=r"whiten.*from 0 to 1"):
+        create(name, reads=reads, whiten=1.5, **shape)
+    assert ("res2" in dict(part.named_children())) == ("res2" in reads)
 
 
 def test_no_block_of_that_name_is_a_sentence() -> None:
-    with pytest.raises(UserError, match="'until' of the model 'eq-resnet9-d4' is 'conv5'"):
-        create("eq-resnet9-d4", until="conv5")
+    with pytest.raises(
+        UserError, match=r"'reads' of .* is \['conv5'\], .* a list of 'conv1', 'conv2',"
+    ):
+        create("eq-resnet9-d4", reads=["conv5"])

@@ -31,7 +31,7 @@ MEASURED: dict[str, dict[str, Any]] = {
     "last-layer": _ALIKE
     | {
         "model.name": "eq-resnet9-d4",
-        "model.options": {"until": "conv3", "grid": 5},
+        "model.options": {"reads": ["conv3"], "grid": 5},
         "start.source": "dead-leaves",
         "start.how": "transfer",
         "start.reset": ["head", "conv4", "res2"],

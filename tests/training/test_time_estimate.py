@@ -144,7 +144,7 @@ def test_a_run_that_takes_hours_is_exchanged_for_a_quick_one(
     assert any(words.startswith("Estimated time") for words in watching.said)
 
     quick = quick_choice(folder, None, {"data.cache": False})
-    assert quick is not None and quick.make().model.options["until"] == "conv3"
+    assert quick is not None and quick.make().model.options["reads"] == ["conv3"]
     smaller = chosen.replace(changes | steps | {"name": "smaller"})
     watching.said.clear()
     (tmp_path / "scans" / "ill" / "notes.txt").write_text("no image")

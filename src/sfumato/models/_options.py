@@ -183,6 +183,8 @@ def _words(hint: object) -> str:
         return "one of " + ", ".join(repr(choice) for choice in arguments)
     if origin is tuple:
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
+        if typing.get_origin(arguments[0]) is typing.Literal:
+            return f"a list of {count}" + _words(arguments[0]).removeprefix("one of ")
         return f"a list of {count}" + ("whole numbers" if arguments[0] is int else "values")
     if origin is typing.Annotated:
         return str(arguments[1])

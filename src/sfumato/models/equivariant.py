@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sfumato import nn as layers
 from sfumato.errors import UserError
+from sfumato.models._reading import Read, reading
 from sfumato.models.registry import register
 from sfumato.models.residual import Residual
 from sfumato.nn import NormOrder
@@ -33,7 +34,6 @@ from sfumato.nn.groups import FiniteGroup, Irreps, Regular, Trivial, parse_group
 
 PAPER = "Hölzl et al. (2023)"
 Field: TypeAlias = Regular | Irreps
-Until = Literal["conv1", "conv2", "res1", "conv3", "conv4", "res2"]
 Norm = Literal["group", "layer", "instance", "none"]
 
 
@@ -199,8 +199,9 @@ def eq_resnet9(
     activation: str | None = None,
     standardise: bool = True,
     scale: Scale = "published",
-    until: Until | None = None,
+    reads: tuple[Read, ...] | None = None,
     grid: int = 2,
+    whiten: float = 0.0,
 ) -> nn.Module:
     """ResNet-9 whose convolutions are equivariant under rotations (C_N, SO(2)) and mirrors (D_N).
 
@@ -218,8 +219,11 @@ def eq_resnet9(
     as `published`, or so that outputs have the variance of the inputs (`fan-in`).
 
     The linear layer sees the channels averaged on a square grid of `grid` by `grid` positions. With
-    `until` it follows that block instead of the last one: it sees all channels of the block's
-    output, normalised over the image, which are more and less abstract.
+    `reads` it follows these blocks instead of the last one, and what comes behind them is left out:
+    it sees all channels of their outputs, normalised over the image, which are more and less
+    abstract. `wavelets` are the scattering coefficients of the grey image, as scatternet has them.
+    `whiten` is the power of whitening these channels, from 0 for none to 1, by statistics of drawn
+    images.
     """
     field = parse_group(group)
     kit = _kit(
@@ -235,16 +239,30 @@ def eq_resnet9(
     )
 
     parts = _start(field, size)
-    for name, block, width in _blocks(kit, channels, field_counts(field, layout), scaled=scaled):
+    blocks = _blocks(kit, channels, field_counts(field, layout), scaled=scaled)
+    if reads is not None:
+        sides = {name: _sides(size, halvings, kit.blur) for name, halvings in _HALVED.items()}
+        return reading(
+            parts, blocks, reads, sides, classes=classes, size=size, grid=grid, whiten=whiten
+        )
+    for name, block, width in blocks:
         parts[name], features = block, width
-        if name == until:
-            break
     parts["pool"] = nn.AdaptiveAvgPool2d(grid)
-    if until is not None:
-        parts["norm"] = nn.GroupNorm(1, features, affine=False)
     parts["flatten"] = nn.Flatten()
     parts["head"] = nn.Linear(features * grid**2, classes)
     return nn.Sequential(parts)
+
+
+_HALVED = {"conv1": 0, "conv2": 1, "res1": 1, "conv3": 2, "conv4": 3, "res2": 3}
+"""How often images are halved up to the end of a block."""
+
+
+def _sides(size: tuple[int, int], halvings: int, blur: bool) -> tuple[int, int]:
+    """Height and width after some halvings: a blur rounds up, a maximum down."""
+    height, width = size
+    for _ in range(halvings):
+        height, width = ((side + blur) // 2 for side in (height, width))
+    return height, width
 
 
 def _blocks(

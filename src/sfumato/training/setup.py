@@ -37,6 +37,7 @@ from sfumato.training import phases, schedules
 from sfumato.training.balance import check_balance
 from sfumato.training.class_weights import check_class_weights
 from sfumato.training.initial import parameters
+from sfumato.training.initial.drawn_statistics import fit_whitening
 from sfumato.training.initial.start import Donor
 
 
@@ -311,6 +312,13 @@ def build_model(
     if donor is not None:
         classes = len(dataset.classes)
         parameters.fill(model, donor, recipe.start, classes=classes, randomness=randomness)
+    fit_whitening(
+        model,
+        channels=dataset.channels,
+        size=dataset.size,
+        mean=dataset.mean,
+        std=dataset.std,
+    )
     phases.freeze(model, recipe)
     parameters.zero(model, recipe.start)
     if not any(p.requires_grad for p in model.parameters()):

@@ -66,7 +66,7 @@ def test_a_run_keeps_the_layers_and_their_features(
     for name, parameter in parameters.items():
         if not name.startswith("head"):
             assert torch.equal(parameter, start[name]), name
-    assert parameters["head.weight"].shape == (2, 7800) and parameters["head.weight"].any()
+    assert parameters["head.weight"].shape == (2, 312 * 4 * 5) and parameters["head.weight"].any()
 
     # Each training image has the features that the loaded network gives it without the others.
     rows, labels = used[0].gather(torch.arange(42))

@@ -17,6 +17,7 @@ from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe
 from sfumato.settings import Start
+from sfumato.training.initial.drawn_statistics import fitted_names
 from sfumato.training.initial.start import Donor, Origin, spent
 
 HEAD = "head"
@@ -116,10 +117,12 @@ def matching(
 ) -> tuple[list[str], list[str]]:
     """The names of the parameters that come from the donor, and of those that stay as drawn.
 
-    `start.reset` also names those parameters of the donor that the model does not have: a network
-    that ends earlier leaves them out.
+    Those of whitening layers are neither: they are fitted to drawn images. `start.reset` also names
+    those parameters of the donor that the model does not have: a network that ends earlier leaves
+    them out.
     """
-    mine = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    fitted = set(fitted_names(model))
+    mine = {n: tuple(p.shape) for n, p in model.named_parameters() if n not in fitted}
     theirs = {name: tuple(p.shape) for name, p in donor.parameters.items()}
     transfer = settings.how == "transfer"
     patterns = settings.reset
@@ -179,6 +182,8 @@ def describe(model: nn.Module, donor: Donor, settings: Start, *, classes: int) -
     what = f"'{donor.source}' ({donor.description.model})"
     but = f"; drawn anew: {_listed(fresh)}" if fresh else ""
     but += f"; begun at zero: {_listed(zeros)}" if zeros else ""
+    if fitted := fitted_names(model):
+        but += f"; fitted to images that the program draws: {_listed(fitted)}"
     if settings.how == "transfer":
         return f"{len(taken)} of {every} parameters were taken from {what}{but}."
     return (
