@@ -1,4 +1,4 @@
-"""Our own recipes: two networks on CIFAR-10, and fixed wavelets on grey images."""
+"""Our own recipes: two networks on CIFAR-10, and fixed layers on grey images."""
 
 from __future__ import annotations
 
@@ -53,21 +53,18 @@ def paper() -> Paper:
                 larger = f"leaves-wrn-16-4-cifar10-eps{eps}"
                 more |= {"needs": wide, "one_start": True, "answers": _WIDE[eps]}
                 rows.append(row("sfumato", where, larger, value, note, **more))
-    for recipe, value, answers, others in (
-        ("wavelets-mnist-eps2.93", 98.1, "shoe-fit/tanh-mnist-eps2.93", "98.7 at epsilon 2.5"),
-        ("wavelets-fashion-eps2.7", 86.1, "shoe-fit/tanh-b256-fashion-eps2.7", "89.7 at epsilon 3"),
-        ("fixed-layers-mnist-eps2.93", 98.1, "shoe-fit/tanh-mnist-eps2.93", "98.7 at epsilon 2.5"),
-        (
-            "fixed-layers-fashion-eps2.7",
-            86.1,
-            "shoe-fit/tanh-b256-fashion-eps2.7",
-            "89.7 at epsilon 3",
-        ),
+    grey = {
+        "mnist-eps2.93": (98.1, "shoe-fit/tanh-mnist-eps2.93", "98.7 at epsilon 2.5"),
+        "fashion-eps2.7": (86.1, "shoe-fit/tanh-b256-fashion-eps2.7", "89.7 at epsilon 3"),
+    }
+    for kind, where in (
+        ("wavelets", "grey images on fixed wavelets"),
+        ("fixed-layers", "grey images on fixed layers and wavelets"),
     ):
-        note = f"to beat: {_PAPERNOT}; with wavelets, Tramèr and Boneh (2021) have {others}"
-        more = {"best": {}, "answers": (answers,)}
-        where = "grey images on fixed layers" if "layers" in recipe else "grey images on wavelets"
-        rows.append(row("sfumato", where, recipe, value, note, **more))
+        for data, (value, answers, others) in grey.items():
+            note = f"to beat: {_PAPERNOT}; with wavelets, Tramèr and Boneh (2021) have {others}"
+            more = {"best": {}, "answers": (answers,)}
+            rows.append(row("sfumato", where, f"{kind}-{data}", value, note, **more))
     return Paper(
         key="sfumato",
         title="Our own recipes",

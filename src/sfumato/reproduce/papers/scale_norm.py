@@ -50,7 +50,14 @@ def paper() -> Paper:
     doubt = "an independent replication reached 77.4 to 78.2 (Bao and Bindschaedler, 2024)"
     large = DE | {"training.steps": 2000, "training.test_views": "shifts"}
     rows.append(_row("table 2", "scale-wrn-16-4-cifar10-eps8", 82.5, doubt, best=large))
-    rows.append(_row("table 2", "wrn-16-4-cifar10-eps8", 81.25, best=large))
+    shorter = (
+        "De et al. (2022), whose training this is, report 79.5 as the median for this network and "
+        "epsilon, and re-runs by others had 77.8 to 78.7; 81.25 is the authors' alone. Ours is one "
+        "run of 2000 steps in 25 minutes, where theirs take some 3000; its accuracy on training "
+        "batches still rises by 1.4 points in the last 250. After dead leaves the same network has "
+        "83.25 in as many minutes. Other rates, batches and numbers of steps were not tried."
+    )
+    rows.append(_row("table 2", "wrn-16-4-cifar10-eps8", 81.25, best=large, missed=shorter))
     deep = smaller_images(128)
     rows.append(_row("table 3", "scale-resnet50-imagenette-eps7.42", 44.2, best=deep))
     rows.append(_row("table 3", "resnet50-imagenette-eps7.42", 43.0, best=deep))
