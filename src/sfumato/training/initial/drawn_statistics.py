@@ -55,8 +55,9 @@ def fit_whitening(
     model.eval()
     try:
         with torch.no_grad():
-            for images in _drawn(channels, size, mean, std).split(_TOGETHER):
-                model(images)
+            images = _drawn(channels, size, mean, std)
+            for first in range(0, len(images), _TOGETHER):
+                model(images[first : first + _TOGETHER])
     finally:
         for hook in hooks:
             hook.remove()
