@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data import dead_leaves
+from sfumato.live import working
 from sfumato.nn.whitening import ChannelWhitening
 
 _IMAGES = 256
@@ -46,6 +47,7 @@ def fit_whitening(
     layers = [module for module in model.modules() if isinstance(module, ChannelWhitening)]
     if not layers:
         return
+    images = _drawn(channels, size, mean, std)
     seen: dict[nn.Module, list[Tensor]] = {layer: [] for layer in layers}
     hooks = [
         layer.register_forward_pre_hook(lambda module, args: seen[module].append(args[0]))
@@ -54,8 +56,7 @@ def fit_whitening(
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad():
-            images = _drawn(channels, size, mean, std)
+        with torch.no_grad(), working("fitting layers to drawn images"):
             for first in range(0, len(images), _TOGETHER):
                 model(images[first : first + _TOGETHER])
     finally:
