@@ -256,7 +256,10 @@ def test_what_starts_from_drawn_images_is_a_line_of_its_own() -> None:
         "leaves-cifar10-eps1", "leaves-cifar10-eps2",
         "leaves-cifar10-eps3", "leaves-wrn-16-4-cifar10-eps3",
         "leaves-cifar10-eps8", "leaves-wrn-16-4-cifar10-eps8",
+        "fixed-layers-mnist-eps2.93", "fixed-layers-fashion-eps2.7",
     ]  # fmt: skip
+    grey = entry(every_row()["sfumato/fixed-layers-mnist-eps2.93"], 0.9, setting="best")
+    assert not cifar10_front._points([grey], series["after dead leaves"]), "of CIFAR-10 alone"
     names = {row.name for rows in series.values() for row in rows}
     assert not any("transfer" in name for name in names), "public images are another matter"
     leaves, own = every_row()["sfumato/leaves-cifar10-eps1"], every_row()["sfumato/cifar10-eps1"]
