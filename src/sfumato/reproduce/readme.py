@@ -18,8 +18,8 @@ SHOWN = {
     "sfumato/leaves-cifar10-eps3": "the same",
     "sfumato/leaves-cifar10-eps8": "the same",
     "equivariant/eq-resnet9-d4-cifar10-eps2": "CIFAR-10, from scratch",
-    "sfumato/wavelets-fashion-eps2.7": "Fashion-MNIST, fixed wavelets, on a CPU",
-    "sfumato/wavelets-mnist-eps2.93": "MNIST, the same",
+    "sfumato/fixed-layers-fashion-eps2.7": "Fashion-MNIST, a linear layer alone, on a CPU",
+    "sfumato/fixed-layers-mnist-eps2.93": "MNIST, the same",
 }
 """Rows that the README shows, and what it calls them."""
 
