@@ -44,15 +44,14 @@ def test_channels_of_drawn_images_are_whitened() -> None:
 
 
 def test_the_same_images_are_drawn_each_time() -> None:
-    first, second = network(), network(groups=9)
-    for model in (first, second):
-        torch.manual_seed(len(fitted_names(model)) + id(model) % 7)
+    first, again = network(), network()
+    for seed, model in enumerate((first, again)):
+        torch.manual_seed(seed)
         fit_whitening(model, channels=1, size=(16, 12), **CONSTANTS)
-    again = network()
-    fit_whitening(again, channels=1, size=(16, 12), **CONSTANTS)
-    assert fitted_names(first) == ["whitening.weight", "whitening.bias"]
+        assert fitted_names(model) == ["whitening.weight", "whitening.bias"]
     name = "whitening.weight"
     assert torch.equal(first.get_parameter(name), again.get_parameter(name))
+    assert not torch.equal(first.get_parameter(name), network().get_parameter(name))
     assert fitted_names(nn.Sequential(nn.Conv2d(3, 3, 1))) == []
 
 
@@ -79,6 +78,10 @@ def test_a_run_states_what_was_fitted_and_never_sees_its_images_for_it(
         names = fitted_names(network)
         assert len(names) == 4
         found.append([network.get_parameter(name).detach() for name in names])
+        if fill:  # A run with such layers can be started from, too.
+            follows = {"start.source": str(tmp_path / "run0"), "start.same_data": False}
+            follows |= {"start.reset": ["head"], "training.seed": 7}
+            sfumato.train(recipe.replace(follows), out=tmp_path / "next", device="cpu")
         assert run.verify().private
         said = (tmp_path / f"run{fill}" / "statement.md").read_text(encoding="utf-8")
         assert "fitted to images that the program draws: readers.conv3.whitening.weight" in said

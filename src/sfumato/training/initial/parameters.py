@@ -123,7 +123,7 @@ def matching(
     """
     fitted = set(fitted_names(model))
     mine = {n: tuple(p.shape) for n, p in model.named_parameters() if n not in fitted}
-    theirs = {name: tuple(p.shape) for name, p in donor.parameters.items()}
+    theirs = {n: tuple(p.shape) for n, p in donor.parameters.items() if n not in fitted}
     transfer = settings.how == "transfer"
     patterns = settings.reset
     if patterns is None:
