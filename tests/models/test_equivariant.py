@@ -367,6 +367,8 @@ def test_a_head_reads_blocks(group: str, size: tuple[int, int], reads: tuple[str
             create(name, reads=given, **shape)
     with pytest.raises(UserError, match=r"whiten.*from 0 to 1"):
         create(name, reads=reads, whiten=1.5, **shape)
+    with pytest.raises(UserError, match="give that option too"):
+        create(name, whiten=0.5, **shape)
     assert ("res2" in dict(part.named_children())) == ("res2" in reads)
 
 

@@ -245,6 +245,8 @@ def eq_resnet9(
         return reading(
             parts, blocks, reads, sides, classes=classes, size=size, grid=grid, whiten=whiten
         )
+    if whiten:
+        raise UserError("The option 'whiten' acts on what 'reads' names: give that option too.")
     for name, block, width in blocks:
         parts[name], features = block, width
     parts["pool"] = nn.AdaptiveAvgPool2d(grid)
@@ -254,7 +256,7 @@ def eq_resnet9(
 
 
 _HALVED = {"conv1": 0, "conv2": 1, "res1": 1, "conv3": 2, "conv4": 3, "res2": 3}
-"""How often images are halved up to the end of a block."""
+"""Number of times that images are halved up to the end of each block."""
 
 
 def _sides(size: tuple[int, int], halvings: int, blur: bool) -> tuple[int, int]:
