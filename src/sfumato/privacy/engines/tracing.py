@@ -52,9 +52,9 @@ def start_workers() -> None:
 
 
 _RUNS = {"memory_warmup_iters": 10, "benchmark_iters": 25}
-"""How often the compiler runs each of some two hundred variants of kernels to choose among them,
-and writes to the GPU's cache before. By default 100 times each, 4.8 s of the first step of WRN-16-4
-on an H200; the least time counts."""
+"""Numbers of writes to the GPU's cache before, and of runs of each of some two hundred variants of
+kernels, by which the compiler chooses among them. By default 100 runs each, 4.8 s of the first step
+of WRN-16-4 on an H200; the least time counts."""
 
 
 @contextlib.contextmanager
