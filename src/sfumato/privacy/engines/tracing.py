@@ -60,19 +60,18 @@ of WRN-16-4 on an H200; the least time counts."""
 @contextlib.contextmanager
 def brief_search() -> Iterator[None]:
     """Let the compiler time each variant of a kernel a few times only."""
-    own: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     with contextlib.suppress(ImportError):  # The class is not part of PyTorch's interface.
         from torch._inductor.runtime.benchmarking import InductorBenchmarker, benchmarker
 
         own = vars(benchmarker)
         if isinstance(benchmarker, InductorBenchmarker) and "benchmark_gpu" not in own:
             own["benchmark_gpu"] = partial(benchmarker.benchmark_gpu, **_RUNS)
-    brief = own.get("benchmark_gpu")
+            changed = own
     try:
         yield
     finally:
-        if brief is not None:
-            own.pop("benchmark_gpu", None)
+        changed.pop("benchmark_gpu", None)
 
 
 @contextlib.contextmanager
