@@ -174,6 +174,18 @@ def test_a_line_does_not_go_from_one_setting_to_the_other() -> None:
     assert figures._alike([odd, *best[:1]], names, plot) == [[], [], [odd]]
 
 
+def test_dots_are_of_the_setting_of_most_and_of_another_for_what_has_no_other() -> None:
+    plot = next(p for p in PLOTS if p.name == "groups")
+    c4, c8, c16, d4 = (
+        every_row()[f"equivariant/eq-resnet9-{g}-cifar10-eps2"] for g in ("c4", "c8", "c16", "d4")
+    )
+    made = [entry(row, 0.5 + k / 10, setting="best") for k, row in enumerate((c4, c16, d4))]
+    made += [entry(d4, 0.9), entry(c8, 0.8)]
+    chart = figures._dots(plot.panels[0], plot, made)
+    shown = {s.points[0] for s in chart.items if s.size == 1.8}
+    assert shown == {(0.5, 0.0), (0.6, 2.0), (0.7, 3.0), (0.8, 1.0)}
+
+
 @pytest.mark.parametrize("plot", [p for p in PLOTS if p.one_change], ids=lambda p: p.name)
 def test_where_one_number_changes_best_settings_are_left_out(plot: Plot, tmp_path: Path) -> None:
     """Which may have another batch than the place in the figure says."""

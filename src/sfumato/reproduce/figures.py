@@ -160,11 +160,16 @@ def _path(curve: Mapping[str, Any]) -> tuple[list[float], list[float], list[int]
 
 
 def _dots(panel: Panel, plot: Plot, entries: Sequence[Entry]) -> Chart:
-    """Results of things without an order: median and seeds, and what was published."""
+    """Results of things without an order: median and seeds, and what was published.
+
+    All in the setting that most of them were run in, a thing that was not in another of its own.
+    """
     series: list[Series] = []
     names = []
+    alike = _alike(entries, [points[0][1] for _, points in panel.series], plot)
     for number, (label, points) in enumerate(panel.series):
-        values = _values(_found(entries, points[0][1], plot), plot.measure)
+        own = alike[number] or _found(entries, points[0][1], plot)
+        values = _values(own, plot.measure)
         printed = None if plot.measure else every_row()[points[0][1]].published
         names.append(label if values else f"{label} (not run)")
         if values:
