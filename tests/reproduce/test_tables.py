@@ -256,10 +256,21 @@ def test_unknown_names_are_explained(name: str, said: str) -> None:
 
 def test_a_run_as_published_is_calibrated_as_the_papers_did() -> None:
     for row_ in every_row().values():
-        if "published" in row_.settings and len(row_.settings) == 2:
+        private = row_.recipe_for("published").privacy.enabled
+        if "published" in row_.settings and len(row_.settings) == 2 and private:
             assert row_.recipe_for("published").privacy.accountant == "rdp", row_.id
             best = row_.recipe_for("best").privacy
             assert (best.accountant, best.noise_multiplier) == ("pld", None), row_.id
+
+
+def test_without_privacy_there_are_best_settings_only_where_they_change_more_than_noise() -> None:
+    plain, improved = (
+        row("bare", changes={"privacy.enabled": False}, **more)
+        for more in ({}, {"best": {"training.average": 0.9}})
+    )
+    assert (plain.settings, improved.settings) == (("published",), ("published", "best"))
+    recipe = improved.recipe_for("best")
+    assert (recipe.privacy.enabled, recipe.training.average) == (False, 0.9)
 
 
 def test_what_starts_from_drawn_images_is_a_line_of_its_own() -> None:

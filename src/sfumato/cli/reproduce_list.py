@@ -55,7 +55,7 @@ def show(rows: Sequence[Row], results: Path, seeds: int, estimator: Estimator) -
                     "" if row.published is None else f"{row.published:g}",
                     f"{ours.median:.2f}" if ours else "",
                     verdict(row.published, ours.median).replace("*", "") if ours else "not run",
-                    "best noise" if setting == "best" and row.settings != ("best",) else "",
+                    "best" if setting == "best" and row.settings != ("best",) else "",
                 )
         show_table(table)
     if not results.is_dir():

@@ -41,7 +41,8 @@ class Row:
         missed: Sentences on why our runs miss the published number by more than one point: what was
             tried, what the curves say, whose number it is.
         changes: Settings that differ from the recipe.
-        best: Settings that `best` changes on top.
+        best: Settings that `best` changes on top. A row without privacy, where noise by PLD alone
+            changes nothing, has no such setting unless there is more.
         needs: The row whose run this one starts from.
         best_needs: The row that `best` starts from, if it is another.
         one_start: Whether every seed starts from that row's seed 0, instead of its own.
@@ -74,7 +75,7 @@ class Row:
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
         """The noise settings in which the row can be run, the usual one first."""
-        if not self.recipe_for("published").privacy.enabled:
+        if not self.recipe_for("published").privacy.enabled and self.best == PLD:
             return ("published",)
         return ("best",) if self.paper == "sfumato" else SETTINGS
 

@@ -176,11 +176,9 @@ def _improvements(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
             words = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in more.items())
             if tuned := row.best.get("privacy.tuned"):
                 words += f"; chosen by {tuned}"
+            words = f"noise by PLD, and {words}" if PLD.items() <= row.best.items() else words
             found.setdefault(words, []).append(row.name)
-    return [
-        f"- *best* of {', '.join(names)}: noise by PLD, and {words}."
-        for words, names in found.items()
-    ]
+    return [f"- *best* of {', '.join(names)}: {words}." for words, names in found.items()]
 
 
 def _answers(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:

@@ -13,6 +13,13 @@ _row = partial(row, "shoe-fit")
 _BARE_RATE = 0.107
 """Table 5's rate of SGD without privacy, on Fashion-MNIST with batches of 256."""
 
+_DECAYING: dict[str, Any] = {
+    "optimizer.schedule": "cosine",
+    "augment.flip": True,
+    "training.average": 0.99,
+}
+"""Improvements for Fashion-MNIST that need no privacy; settled by reason, before any run."""
+
 _AS_TABLE_5 = "with table 5's rate: at that of the private run ReLU diverges without clipping"
 
 
@@ -60,11 +67,11 @@ def _summary() -> list[Row]:
         _row(summary, "relu-b1024-fashion-eps2.7", None, alias="fashion-relu"),
         _row(
             summary, "tanh-b256-fashion-eps2.7", 89.3, _AS_TABLE_5,
-            name="tanh-fashion-not-private", changes=without,
+            name="tanh-fashion-not-private", changes=without, best=_DECAYING,
         ),
         _row(
             summary, "relu-b256-fashion-eps2.7", 89.4, _AS_TABLE_5,
-            name="relu-fashion-not-private", changes=without,
+            name="relu-fashion-not-private", changes=without, best=_DECAYING,
         ),
     ]  # fmt: skip
 
@@ -150,7 +157,11 @@ def _initialisation_and_optimizer() -> list[Row]:
 def _table_5() -> list[Row]:
     """Rows of table 5: batches and optimizers on Fashion-MNIST."""
     rows = []
-    averaged = {"best": PLD | {"training.average": 0.999}}
+    averaged = PLD | {"training.average": 0.999}
+    decaying = PLD | _DECAYING | {
+        "privacy.tuned": "reason, before any run; with a constant rate and averaged weights, "
+        "batches of 1024 have been tested with three seeds",
+    }  # fmt: skip
     table5 = (
         ("tanh", 256, 86.1, 90.3, _BARE_RATE, "85.5 as the mean of ten runs in figure 2"),
         ("tanh", 1024, 85.1, 86.3, 0.368, ""),
@@ -160,13 +171,20 @@ def _table_5() -> list[Row]:
     for method, batch, private, bare_accuracy, lr, note in table5:
         recipe = f"{method}-b{batch}-fashion-eps2.7"
         alias = "fashion-tanh" if (method, batch) == ("tanh", 1024) else ""
-        rows.append(_row("table 5", recipe, private, note, alias=alias, **averaged))
+        rows.append(
+            _row(
+                "table 5",
+                recipe,
+                private,
+                note,
+                alias=alias,
+                best=decaying if method == "adam" else averaged,
+            )
+        )
         changes = NOT_PRIVATE | {"optimizer.lr": lr}
         name = f"{method}-b{batch}-fashion-not-private"
-        missed = _MISSED.get(name, "")
-        rows.append(
-            _row("table 5", recipe, bare_accuracy, name=name, changes=changes, missed=missed)
-        )
+        bare: dict[str, Any] = {"name": name, "changes": changes, "best": _DECAYING}
+        rows.append(_row("table 5", recipe, bare_accuracy, missed=_MISSED.get(name, ""), **bare))
     return rows
 
 
