@@ -20,6 +20,10 @@ _DECAYING: dict[str, Any] = {
 }
 """Improvements without privacy, for Fashion-MNIST; settled by reason, before any run."""
 
+_LONGER = _DECAYING | {"training.epochs": 40.0}
+"""The same with batches of 1024, for as many epochs as with 256: with the seven that the privacy
+budget is for, one run had 87.2 % on the test set."""
+
 _AS_TABLE_5 = "with table 5's rate: at that of the private run ReLU diverges without clipping"
 
 
@@ -170,7 +174,8 @@ def _table_5() -> list[Row]:
         rows.append(_row("table 5", recipe, private, note, alias=alias, **averaged))
         changes = NOT_PRIVATE | {"optimizer.lr": lr}
         name = f"{method}-b{batch}-fashion-not-private"
-        bare: dict[str, Any] = {"name": name, "changes": changes, "best": _DECAYING}
+        better = _DECAYING if batch == 256 else _LONGER
+        bare: dict[str, Any] = {"name": name, "changes": changes, "best": better}
         rows.append(_row("table 5", recipe, bare_accuracy, missed=_MISSED.get(name, ""), **bare))
     return rows
 
