@@ -29,11 +29,13 @@ def test_a_seed_decides_everything() -> None:
     assert torch.equal(torch.get_rng_state(), before), "nobody else's numbers are used up"
 
 
-def test_images_are_all_different_and_show_something() -> None:
-    images = drawn(64, side=24).float()
+@pytest.mark.parametrize("side", [8, 24])
+def test_images_are_all_different_and_show_something(side: int) -> None:
+    """The coarsest texture of 8 pixels is a single number, which has no standard deviation."""
+    images = drawn(64, side=side).float()
     flat = images.flatten(1)
     apart = torch.cdist(flat, flat) + 1e9 * torch.eye(64)
-    assert apart.min() > 100
+    assert apart.min() > 4 * side
     assert images.std((1, 2, 3)).median() > 20
     assert 60 < images.mean() < 195
 

@@ -124,7 +124,9 @@ def _texture(n: int, side: int, chance: _Chance) -> Tensor:
 
 
 def _standard(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    return (x - x.mean(dims, keepdim=True)) / (x.std(dims, keepdim=True) + 1e-3)
+    several = math.prod(x.shape[dim] for dim in dims) > 1
+    std = x.std(dims, keepdim=True, correction=int(several))  # Of one number it is 0, not NaN.
+    return (x - x.mean(dims, keepdim=True)) / (std + 1e-3)
 
 
 def _pile(n: int, side: int, chance: _Chance) -> Tensor:
