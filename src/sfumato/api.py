@@ -88,8 +88,8 @@ def train(
         delta: Well below 1 / number of training images; the recipe's if None.
         recipe: A packaged recipe, a recipe file or a `Recipe`; what the command takes if None:
             `images`, and `from-scratch` with another model. With few examples, and on a CPU that
-            would need more than an hour, `last-layer` is taken instead of `images`, and the
-            reporter is told.
+            would need more than an hour, `last-layer` (for grey images `last-layer-grey`) is
+            taken instead of `images`, and the reporter is told.
         seed: Makes the run repeatable, noise and all; such a run is not private towards those who
             know the seed.
         out: The run folder to make; `runs/NAME-NNN` if None.

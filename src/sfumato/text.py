@@ -27,8 +27,13 @@ DATA_FILES = (".npz", ".tar", ".csv", ".tsv", ".parquet")
 GIVEN = "python:"
 """Begins the name of data or of a model that was given as an object in Python."""
 
-QUICK = "last-layer"
-"""Name of the packaged recipe that takes minutes on a CPU, for grey images and for colour."""
+QUICK, QUICK_GREY = "last-layer", "last-layer-grey"
+"""Names of the packaged recipes that take minutes on a CPU, for colour and for grey images."""
+
+
+def quick_name(*, grey: bool) -> str:
+    """The name of the packaged recipe that takes minutes on a CPU, for such images."""
+    return QUICK_GREY if grey else QUICK
 
 
 def check_unit(word: str) -> None:

@@ -481,7 +481,7 @@ def test_batchnorm_is_replaced_on_request_and_the_statement_says_so(
     assert type(layers[0]).__name__ == "GroupNorm"
 
 
-@pytest.mark.parametrize("name", ["images", "last-layer", "wavelets"])
+@pytest.mark.parametrize("name", ["images", "last-layer", "last-layer-grey", "wavelets"])
 def test_a_recipe_for_ones_own_images_asks_for_them(run: Run, name: str) -> None:
     refused(run(name, "--out", "r"), "images of your own", f"train {name} --data ./scans")
     assert not Path("r").exists()

@@ -49,7 +49,7 @@ def proposed(dataset: Dataset, seconds: float = 1e-5, **wishes: object) -> objec
     ("count", "channels", "seconds", "base"),
     [
         (5000, 3, 1e-5, "images"),  # A GPU, or as quick, at epsilon 8.
-        pytest.param(5000, 1, 0.05, "last-layer", marks=pytest.mark.slow),
+        pytest.param(5000, 1, 0.05, "last-layer-grey", marks=pytest.mark.slow),
         (1000, 3, 1e-5, "last-layer"),  # Better with so few, however quick the machine.
     ],
 )
@@ -109,8 +109,8 @@ def test_the_file_is_the_recipe_and_counts_no_class() -> None:
     found = replace(found, recipe=replace(found.recipe, data=data))
     text = recipe_text(found)
     content = parse(text, where="text")
-    assert content.pop("extends") == "last-layer"
-    stated = recipes.find("last-layer").extended_by(content, where="text")
+    assert content.pop("extends") == "last-layer-grey"
+    stated = recipes.find("last-layer-grey").extended_by(content, where="text")
     wanted = found.recipe.replace({"data.size": 8, "about": ""})
     assert stated.to_dict() == wanted.to_dict()
     assert "treats them as\n# public" in text and "300" not in text

@@ -27,18 +27,24 @@ _ALIKE: dict[str, Any] = {
     "training.average_kind": "ema",
 }
 
+_LAYERS: dict[str, Any] = _ALIKE | {
+    "model.name": "eq-resnet9-d4",
+    "model.options": {"reads": ["conv3"], "grid": 5},
+    "start.source": "dead-leaves",
+    "start.how": "transfer",
+    "start.reset": ["head", "conv4", "res2"],
+    "start.zero": ["head"],
+    "start.train": ["head"],
+    "optimizer.effective_noise": 0.006,
+    "training.steps": 250,
+}
+
 MEASURED: dict[str, dict[str, Any]] = {
-    "last-layer": _ALIKE
+    "last-layer": _LAYERS,
+    "last-layer-grey": _LAYERS
     | {
-        "model.name": "eq-resnet9-d4",
-        "model.options": {"reads": ["conv3"], "grid": 5},
-        "start.source": "dead-leaves",
-        "start.how": "transfer",
-        "start.reset": ["head", "conv4", "res2"],
-        "start.zero": ["head"],
-        "start.train": ["head"],
-        "optimizer.effective_noise": 0.006,
-        "training.steps": 250,
+        "model.options": {"reads": ["conv3", "wavelets"], "grid": 5, "whiten": 0.5},
+        "optimizer.lr": 0.33,
     },
     "wavelets": _ALIKE
     | {

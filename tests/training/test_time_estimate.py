@@ -16,7 +16,7 @@ from sfumato.data import Views
 from sfumato.data.augment import Augment
 from sfumato.recipe import parse_setting
 from sfumato.recipes.choice import Quick, quick_choice
-from sfumato.text import QUICK
+from sfumato.text import QUICK, QUICK_GREY
 from sfumato.training import instead, setup, time_estimate
 from sfumato.training.pipeline import train
 from sfumato.training.recipe_data import dataset_of
@@ -36,12 +36,15 @@ class Listening(Silent):
 def test_what_takes_minutes_is_advised() -> None:
     chosen = recipes.for_data("my scans")
     assert time_estimate.about_time(9000.0) == "Estimated time on this CPU: 2.5 h."
-    words = instead.advice(chosen)
-    assert words.splitlines()[-1] == "  sfumato train last-layer --data 'my scans' --epsilon 8"
-    assert "sfumato train images --data 'my scans' --epsilon 8" in instead.exchanged(chosen)
+    for grey, name in ((False, "last-layer"), (True, "last-layer-grey")):
+        last = instead.advice(chosen, grey=grey).splitlines()[-1]
+        assert last == f"  sfumato train {name} --data 'my scans' --epsilon 8"
+        words = instead.exchanged(chosen, grey=grey)
+        assert f"recipe '{name}' is taken" in words
+        assert "sfumato train images --data 'my scans' --epsilon 8" in words
     last = recipes.find("last-layer")
     assert last.start.train == ["head"] and last.start.source == "dead-leaves"
-    for quick in map(recipes.find, (QUICK, "wavelets")):
+    for quick in map(recipes.find, (QUICK, QUICK_GREY, "wavelets")):
         assert quick.training.views == 1 and not quick.augment.flip, "layers would not run once"
 
 
@@ -63,7 +66,8 @@ def test_only_a_recipe_that_nobody_chose_is_exchanged(tmp_path: Path) -> None:
     for asked in ((folder, None, budget), (None, folder, budget | {"data.name": folder})):
         quick = quick_choice(*asked)
         assert quick is not None
-        found = quick.make()
+        assert quick.make(True).model.options["reads"] == ["conv3", "wavelets"]
+        found = quick.make(False)
         assert (found.name, found.data.name) == ("last-layer", folder)
         assert (found.privacy.epsilon, found.data.size) == (3.0, 32)
     for asked in (
@@ -91,7 +95,7 @@ def test_with_few_examples_the_quick_recipe_is_taken(
     watching = Listening()
     train(
         whole, out=tmp_path / "run", device="cpu", reporter=watching,
-        quick=Quick(lambda: smaller, better),
+        quick=Quick(lambda grey: smaller if grey else whole, better),
     )  # fmt: skip
     taken = private and few
     assert recipes.of_run(tmp_path / "run").name == ("smaller" if taken else "digits")
@@ -140,17 +144,17 @@ def test_a_run_that_takes_hours_is_exchanged_for_a_quick_one(
     changes = {"model.name": "tanh-cnn", "data.channels": 3, "data.cache": False}
     steps = {"training.steps": 3, "training.batch": 4, "privacy.delta": 1e-3}
     train(chosen.replace(changes | steps), out=tmp_path / "run", device="cpu", reporter=watching)
-    assert any("sfumato train last-layer" in words for words in watching.said)
+    assert any("sfumato train last-layer " in words for words in watching.said)
     assert any(words.startswith("Estimated time") for words in watching.said)
 
     quick = quick_choice(folder, None, {"data.cache": False})
-    assert quick is not None and quick.make().model.options["reads"] == ["conv3"]
+    assert quick is not None and quick.make(False).model.options["reads"] == ["conv3"]
     smaller = chosen.replace(changes | steps | {"name": "smaller"})
     watching.said.clear()
     (tmp_path / "scans" / "ill" / "notes.txt").write_text("no image")
     train(
         chosen.replace(changes | steps), out=tmp_path / "other", device="cpu", reporter=watching,
-        quick=Quick(lambda: smaller, better=lambda *given: False),
+        quick=Quick(lambda grey: smaller, better=lambda *given: False),
     )  # fmt: skip
     assert recipes.of_run(tmp_path / "other").name == "smaller"
     assert any("name its recipe" in words for words in watching.said)
@@ -169,6 +173,6 @@ def test_grey_images_are_grey_before_they_are_shown_to_a_network_of_colour(tmp_p
     whole = recipes.for_data(str(tmp_path / "grey.npz"), {"data.cache": False})
     assert whole.start.source == "dead-leaves"
     smaller = recipes.find("digits").replace({"training.steps": 1})
-    quick = Quick(lambda: smaller, better)
+    quick = Quick(lambda grey: smaller if grey else whole, better)
     train(whole, out=tmp_path / "run", device="cpu", reporter=Listening(), quick=quick)
     assert [grey for _, _, grey in asked] == [True]

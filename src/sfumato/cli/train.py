@@ -19,7 +19,7 @@ from sfumato.cli.trust import named as named_code
 from sfumato.cli.unit_options import COLUMNS, UNIT, UNIT_PATTERN, columns_of
 from sfumato.errors import UserError
 from sfumato.interrupted_import import loading
-from sfumato.text import QUICK
+from sfumato.text import QUICK, QUICK_GREY
 from sfumato.training import run_folder
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _train(
             chosen, quick=quick, out=out, reporter=reporter, trust_code=trusted, **options
         )
 
-    name, instead = chosen.name if chosen else "", (QUICK,) if quick else ()
+    name, instead = chosen.name if chosen else "", (QUICK, QUICK_GREY) if quick else ()
     watch(go, name=name, instead=instead, out=out, resumed=resume, trusted=trusted)
 
 

@@ -18,7 +18,7 @@ from sfumato.privacy.accounting.plan_grid import Choice, choice
 from sfumato.recipe import Recipe
 from sfumato.recipes.measured import Expectation, better_last_layer, expected_accuracy
 from sfumato.settings import Data
-from sfumato.text import QUICK
+from sfumato.text import quick_name
 from sfumato.training.setup import asked_steps, expected_batch
 
 _DELTA = 1e-5
@@ -103,8 +103,10 @@ def delta_for(examples: int) -> float:
 
 def _in_order(dataset: Dataset, epsilon: float) -> tuple[str, str]:
     """A whole network and a last layer on fixed ones, the better one with so many images first."""
-    few = better_last_layer(dataset.train.examples, epsilon, grey=dataset.channels == 1)
-    return (QUICK, "images") if few else ("images", QUICK)
+    grey = dataset.channels == 1
+    last = quick_name(grey=grey)
+    few = better_last_layer(dataset.train.examples, epsilon, grey=grey)
+    return (last, "images") if few else ("images", last)
 
 
 def _recipe(base: str, data: Data) -> Recipe:

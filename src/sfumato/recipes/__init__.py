@@ -23,7 +23,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-GENERAL = ("images", "from-scratch", "last-layer", "wavelets")
+GENERAL = ("images", "from-scratch", "last-layer", "last-layer-grey", "wavelets")
 """Recipes for users' own images."""
 
 ORDINARY: dict[str, Any] = {

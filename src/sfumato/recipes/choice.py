@@ -12,7 +12,7 @@ from sfumato.errors import UserError
 from sfumato.recipe import Recipe
 from sfumato.recipes.measured import better_last_layer
 from sfumato.recipes.names import current_name, packaged
-from sfumato.text import DATA_FILES, QUICK
+from sfumato.text import DATA_FILES, quick_name
 
 
 def choose(
@@ -72,12 +72,12 @@ class Quick:
     """The quick recipe for the user's data, instead of one that nobody asked for by name.
 
     Attributes:
-        make: Makes it.
+        make: Makes it, for grey images or for colour.
         better: Tells from the number of examples, epsilon and whether images are grey, whether the
             quick recipe is to be expected more accurate.
     """
 
-    make: Callable[[], Recipe]
+    make: Callable[[bool], Recipe]
     better: Callable[[int, float, bool], bool] = lambda examples, epsilon, grey: better_last_layer(
         examples, epsilon, grey=grey
     )
@@ -102,7 +102,7 @@ def quick_choice(
     if place is None or choose(recipe, data, changes).name != "images":
         return None
     changes = {**changes, "data.name": place}
-    return Quick(lambda: choose(QUICK, place, changes, options=options))
+    return Quick(lambda grey: choose(quick_name(grey=grey), place, changes, options=options))
 
 
 def _is_data(recipe: str) -> bool:

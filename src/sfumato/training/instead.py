@@ -9,7 +9,7 @@ from typing import Protocol
 from sfumato.data import Dataset
 from sfumato.recipe import Recipe, setting_text
 from sfumato.settings import Data
-from sfumato.text import GIVEN, QUICK
+from sfumato.text import GIVEN, quick_name
 from sfumato.training.reporter import Reporter
 
 _OPTIONS = {"unit": "--unit", "unit_pattern": "--unit-pattern", "size": "--size"}
@@ -20,8 +20,8 @@ class Instead(Protocol):
     """The quick recipe for the user's data (`sfumato.recipes.choice.Quick`)."""
 
     @property
-    def make(self) -> Callable[[], Recipe]:
-        """Make the recipe."""
+    def make(self) -> Callable[[bool], Recipe]:
+        """Make the recipe, for grey images or for colour."""
 
     @property
     def better(self) -> Callable[[int, float, bool], bool]:
@@ -45,17 +45,17 @@ def command(recipe: Recipe, name: str) -> str:
     return shlex.join(words)
 
 
-def advice(recipe: Recipe) -> str:
+def advice(recipe: Recipe, *, grey: bool) -> str:
     """Words about what takes minutes instead of hours."""
     return (
         "If only the last layer is trained, a few thousand images take minutes:\n"
-        f"  {command(recipe, QUICK)}"
+        f"  {command(recipe, quick_name(grey=grey))}"
     )
 
 
-def exchanged(recipe: Recipe) -> str:
+def exchanged(recipe: Recipe, *, grey: bool) -> str:
     """Words about the recipe that is taken where the whole network would take hours."""
-    words = f"Without a GPU the recipe '{QUICK}' is taken, which takes minutes."
+    words = f"Without a GPU the recipe '{quick_name(grey=grey)}' is taken, which takes minutes."
     return f"{words} {_nevertheless(recipe)}"
 
 
@@ -80,13 +80,14 @@ def better_with_few(
         quick: The quick recipe for the same data; None if the user has asked for this one.
     """
     examples, epsilon = dataset.train.examples, recipe.privacy.epsilon
+    grey = dataset.channels == 1
     if quick is None or not recipe.privacy.enabled:
         return None
-    if not quick.better(examples, epsilon, dataset.channels == 1):
+    if not quick.better(examples, epsilon, grey):
         return None
     reporter.say(
-        f"With {examples:,} training examples at epsilon {epsilon:g} the recipe '{QUICK}' is "
-        "taken: in our measurements with so few the whole network was less accurate. "
-        f"{_nevertheless(recipe)}"
+        f"With {examples:,} training examples at epsilon {epsilon:g} the recipe "
+        f"'{quick_name(grey=grey)}' is taken: in our measurements with so few the whole network "
+        f"was less accurate. {_nevertheless(recipe)}"
     )
-    return quick.make()
+    return quick.make(grey)

@@ -108,6 +108,7 @@ def train(
             instead, data=data, out=out, root=root, device=device, reporter=reporter,
             trust_code=trust_code, selection=selection, audit=audit,
         )  # fmt: skip
+    grey = dataset.channels == 1
     if donor and _grey_after_colour(recipe, donor, dataset):
         recipe = recipe.replace({"data.channels": donor.description.channels})
         dataset = origin.normalised(adapt(dataset, size=None, channels=recipe.data.channels))
@@ -128,7 +129,7 @@ def train(
     remarks = setup.check_methods(recipe, plan, dataset, model)
     # Ranks would have to agree, and measure different times.
     if (where.type, ranks.size) == ("cpu", 1) and (
-        instead := time_estimate.in_time(recipe, plan, dataset, model, reporter, quick)
+        instead := time_estimate.in_time(recipe, plan, dataset, model, reporter, quick, grey=grey)
     ):
         return train(
             instead, data=data, out=out, root=root, device=device, reporter=reporter,

@@ -105,6 +105,8 @@ def in_time(
     model: nn.Module,
     reporter: Reporter,
     quick: Instead | None,
+    *,
+    grey: bool,
 ) -> Recipe | None:
     """Say how long a run will take on this CPU; the recipe to take instead, if that is hours.
 
@@ -115,6 +117,7 @@ def in_time(
         model: Its model.
         reporter: Told the time, and what takes less.
         quick: The quick recipe for the same data; None if the user has asked for this one.
+        grey: Whether the images are grey, as which a network of colour may not see them.
     """
     with working("estimating the time"):
         seconds = seconds_on_cpu(model, plan, dataset, views(recipe))
@@ -122,5 +125,6 @@ def in_time(
         reporter.say(about_time(seconds))
     if seconds < LONG or recipe.start.train:
         return None
-    reporter.say(advice(recipe) if quick is None else exchanged(recipe))
-    return None if quick is None else quick.make()
+    say = advice if quick is None else exchanged
+    reporter.say(say(recipe, grey=grey))
+    return None if quick is None else quick.make(grey)
