@@ -32,6 +32,17 @@ class Met:
             return weight
         return self.spread(leaf, tuple(weight.shape), dims, place or self.contact.output)
 
+    def weights_per_row(self, own: dict[str, Any], dims: int) -> dict[str, Any]:
+        """Arguments by name, with the leaves of weights arranged to broadcast over a batch.
+
+        Args:
+            own: The arguments as `named` gives them, in the order of the call.
+            dims: Dimensions of the batch.
+        """
+        order = list(own)
+        marked = {order[weight.position] for weight in self.contact.weights}
+        return {k: self.per_row(v, dims) if k in marked else v for k, v in own.items()}
+
     def spread(self, leaf: Tensor, shape: tuple[int, ...], dims: int, place: Place) -> Tensor:
         """A leaf of a weight of this shape, arranged to broadcast over a batch."""
         spread = place.spread(leaf, shape, dims, self.leaves.views)

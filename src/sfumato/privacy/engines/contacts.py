@@ -177,9 +177,12 @@ def _without_dispatch(function: Any) -> Callable[..., Any]:
 
 
 class _Recorder(Opening):
-    def __init__(self, counted: Container[Any], names: dict[int, str]) -> None:
+    def __init__(
+        self, counted: Container[Any], names: dict[int, str], changed: dict[int, Place]
+    ) -> None:
         super().__init__()
         self.counted, self.numbers, self.found = counted, Numbers(names), Recording()
+        self._changed = changed
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -192,6 +195,9 @@ class _Recorder(Opening):
         template = tree_map_only(Tensor, lambda t: Nth(self.found.of(t)), (tuple(args), kwargs))
         number = self.numbers.key(func, given)[2] if func in self.counted else None
         result = func(*args, **kwargs)
+        place = self._changed.get(len(self.found.calls))
+        if place is not None and not any(result is t for t in given):
+            result = _with_another_row(result, place)
         outputs = [t for t in flat((result,), {}) if isinstance(t, Tensor)]
         if func is Tensor.__setitem__:
             outputs = [args[0]]
@@ -199,6 +205,15 @@ class _Recorder(Opening):
             own = [self.found.of(t) for t in outputs]
             self.found.calls.append(Call(func, inputs, own, number, template))
         return result
+
+
+def _with_another_row(result: Any, place: Place) -> Any:
+    """The result of a call with other values in the last row, if it is a tensor."""
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        return result
+    other = result.clone()
+    other.select(place.dim, -1).add_(1)
+    return other
 
 
 def find_contacts(
@@ -226,7 +241,10 @@ def find_contacts(
         two, three = (_recorded(model, _inputs(x, rows), counted, opaque, names) for rows in (2, 3))
         contacts, others = _classified(names, two, three)
         if any(c.place.each > 1 or c.output.each > 1 for c in contacts):
-            changed = _recorded(model, _inputs(x, 3, change=True), counted, opaque, names)
+            # A learned query is the same in every row: its rows are told apart by the change too.
+            places = {c.call: c.output for c in contacts if c.output.each == 1}
+            inputs = _inputs(x, 3, change=True)
+            changed = _recorded(model, inputs, counted, opaque, names, changed=places)
             _check_same_calls(three, changed)
             contacts = [_ordered(contact, three, changed) for contact in contacts]
     return contacts, others, two
@@ -255,8 +273,10 @@ def _recorded(
     counted: Container[Any],
     opaque: Container[nn.Module],
     names: dict[int, str],
+    *,
+    changed: dict[int, Place] | None = None,
 ) -> Recording:
-    recorder = _Recorder(counted, names)
+    recorder = _Recorder(counted, names, changed or {})
     recorder.found.of(x)
     seed(model)
     with torch.enable_grad(), _closed([m for m in model.modules() if m in opaque]), recorder:
@@ -325,6 +345,8 @@ def _classified(
             continue
         for t in call.outputs:
             batch[t] = True
+        if not any(two.tensors[t].is_floating_point() for t in call.outputs):
+            continue  # Truth values and indices have no gradient.
         if call.number is None or grown is None:
             for name in roots:
                 others[name].add(getattr(call.function, "__name__", str(call.function)))

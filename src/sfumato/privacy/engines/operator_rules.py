@@ -12,6 +12,7 @@ views of an example here; the mean is taken in the loss.
 
 from __future__ import annotations
 
+from string import ascii_letters
 from typing import Any
 
 import torch
@@ -37,6 +38,19 @@ def broadcasting(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) ->
     return function(*values[: len(args)], **named)
 
 
+def distance(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """A distance or a similarity between a batch and a weight, which takes a dimension away."""
+    given = [*args[:2], *(kwargs[name] for name in ("x1", "x2") if name in kwargs)]
+    dims = max(t.dim() for t in given)
+    if len(met.contact.input_shape) != dims or len(args) != 2:
+        raise NotPerOperator("a distance is called otherwise than with two tensors")
+    marked = {weight.position for weight in met.contact.weights}
+    place = met.contact.place
+    first, second = (met.per_row(t, dims, place) if k in marked else t for k, t in enumerate(given))
+    y: Tensor = function(first, second, **kwargs)
+    return y
+
+
 def growing(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
     """A weight that is expanded or repeated to the rows of a batch."""
     with torch.no_grad():
@@ -44,7 +58,17 @@ def growing(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
     spread = met.per_row(args[0], len(shape))
     if all(have in (1, want) for have, want in zip(spread.shape, shape, strict=True)):
         return spread.expand(shape)
+    if function in _INTERLEAVING:
+        raise NotPerOperator("a parameter is repeated along two dimensions")
     return spread.repeat(*(want // have for want, have in zip(shape, spread.shape, strict=True)))
+
+
+def masked_fill(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`torch.masked_fill` of a batch with a weight, or of a weight by a mask of the batch."""
+    own = named(("input", "mask", "value"), args, kwargs)
+    dims = max(t.dim() for t in own.values() if isinstance(t, Tensor))
+    own = met.weights_per_row(own, dims)
+    return torch.where(own["mask"], own["value"], own["input"])
 
 
 def linear(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -105,6 +129,25 @@ def matrix_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) 
     return y
 
 
+def inner_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`torch.inner` of a batch and a weight, and `torch.tensordot` over one dimension."""
+    if function is torch.inner or function in _methods("inner"):
+        x, weight = named(("input", "other"), args, kwargs).values()
+        over_last = True
+    else:
+        own = named(("a", "b", "dims"), args, kwargs)
+        x, weight, dims = own["a"], own["b"], own.get("dims", 2)
+        if dims not in (1, [[-1], [0]], ([-1], [0]), ((-1,), (0,))):
+            raise NotPerOperator("torch.tensordot is used otherwise than as a linear layer")
+        over_last = False
+    if [w.position for w in met.contact.weights] != [1] or weight.dim() != 2:
+        raise NotPerOperator("a parameter is no matrix on the right of a product")
+    value, leaf = met.leaves.value(weight), met.leaves.of(weight)
+    if over_last:
+        return _matrix(met, x, value, leaf, None)
+    return _matrix(met, x, value.t(), None if leaf is None else leaf.transpose(1, 2), None)
+
+
 def addmm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """`torch.addmm` of a bias, a batch and a matrix."""
     if kwargs or len(args) != 3 or met.contact.source == 0 or args[0].dim() != 1:
@@ -121,9 +164,9 @@ def einsum(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tenso
         raise NotPerOperator("torch.einsum is used without an equation")
     tensors = list(args[1]) if isinstance(args[1], list | tuple) else list(args[1:])
     left, arrow, right = args[0].replace(" ", "").partition("->")
-    terms = left.split(",")
+    terms, right = _spelled_out(left.split(","), right, tensors)
     letter = terms[met.contact.source - 1][met.contact.place.dim : met.contact.place.dim + 1]
-    if not arrow or "." in left or letter not in right or not letter:
+    if not arrow or letter not in right or not letter:
         raise NotPerOperator("torch.einsum is used without letters for all dimensions")
     for at in (weight.position for weight in met.contact.weights):
         weight = tensors[at - 1]
@@ -134,6 +177,19 @@ def einsum(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tenso
         tensors[at - 1] = met.per_row(weight, dims, place)
         terms[at - 1] = letter + terms[at - 1]
     return torch.einsum(f"{','.join(terms)}->{right}", *tensors)
+
+
+def _spelled_out(terms: list[str], right: str, tensors: list[Tensor]) -> tuple[list[str], str]:
+    """The terms of an equation with letters in the place of three dots."""
+    free = [letter for letter in ascii_letters if letter not in "".join(terms)]
+    pairs = list(zip(terms, tensors, strict=True))
+    hidden = [t.dim() - len(term) + 3 if "." in term else 0 for term, t in pairs]
+    letters = "".join(free[: max(hidden)])
+
+    def spelled(term: str, count: int) -> str:
+        return term.replace("...", letters[len(letters) - count :])
+
+    return list(map(spelled, terms, hidden)), spelled(right, max(hidden))
 
 
 def layer_norm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -210,24 +266,32 @@ def embedding(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Te
         padding = padding + len(weight) if padding is not None and padding < 0 else padding
     else:
         (weight, indices), padding = args, None
-        if not isinstance(indices, Tensor) or indices.dtype != torch.long or weight.dim() != 2:
+        if not isinstance(indices, Tensor) or indices.dtype != torch.long:
             raise NotPerOperator("a parameter is indexed by several values of the batch")
     rows = met.leaves.rows
+    value, leaf = met.leaves.value(weight), met.leaves.of(weight)
+    entries, own = len(weight), weight.shape[1:]
     y = autograd_functions.embedding(
-        met.contact.place.leading(indices, rows), met.leaves.value(weight),
-        met.leaves.of(weight), padding, met.copies,
+        met.contact.place.leading(indices, rows), value.reshape(entries, -1),
+        None if leaf is None else leaf.reshape(len(leaf), entries, -1), padding, met.copies,
     )  # fmt: skip
-    return met.contact.output.back(y, rows)
+    return met.contact.output.back(y.reshape(*y.shape[:-1], *own), rows)
+
+
+def index_select(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`torch.index_select` of a weight's entries by the batch."""
+    own = named(("input", "dim", "index"), args, kwargs)
+    if own["dim"] != 0 or own["index"].dtype != torch.long:
+        raise NotPerOperator("a parameter is indexed along another dimension than its first")
+    return embedding(met, Tensor.__getitem__, (own["input"], own["index"]), {})
 
 
 def attention(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """`F.scaled_dot_product_attention` with a learned bias."""
-    own = named(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
-    order = [*list(own)[: len(args)], *kwargs]
-    if any(order[weight.position] != "attn_mask" for weight in met.contact.weights):
-        raise NotPerOperator("a parameter is a query, a key or a value")
-    own["attn_mask"] = met.per_row(own["attn_mask"], own["query"].dim())
-    y: Tensor = function(**own)
+    """`F.scaled_dot_product_attention` with a learned bias, query, key or value."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    own = named(names, args, kwargs)
+    dims = max(own[name].dim() for name in names[:3])
+    y: Tensor = function(**met.weights_per_row(own, dims))
     return y
 
 
@@ -246,13 +310,23 @@ _ELEMENTWISE = _methods(
     "divide", "true_divide", "maximum", "minimum", "where", "addcmul", "addcmul_", "lerp", "pow",
     "clamp", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__",
     "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__pow__", "__div__",
-    "__rdiv__",
+    "__rdiv__", "max", "min", "fmax", "fmin", "atan2", "arctan2", "hypot", "logaddexp",
+    "logaddexp2", "copysign", "fmod", "remainder", "xlogy", "addcdiv", "baddbmm",
 )  # fmt: skip
+
+_INTERLEAVING = _methods("repeat_interleave")
 
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, broadcasting),
     **dict.fromkeys(_methods("expand", "expand_as", "broadcast_to", "repeat", "tile"), growing),
-    **dict.fromkeys(_methods("matmul", "__matmul__", "__rmatmul__", "mm", "bmm"), matrix_product),
+    **dict.fromkeys(_INTERLEAVING, growing),
+    **dict.fromkeys(_methods("masked_fill"), masked_fill),
+    **dict.fromkeys(_methods("cosine_similarity", "pairwise_distance", "cdist"), distance),
+    **dict.fromkeys(
+        _methods("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv"), matrix_product
+    ),
+    **dict.fromkeys(_methods("inner", "tensordot"), inner_product),
+    **dict.fromkeys(_methods("index_select"), index_select),
     **dict.fromkeys(_methods("addmm"), addmm),
     **dict.fromkeys([torch.einsum, torch.functional.einsum], einsum),
     **dict.fromkeys([F.conv1d, F.conv2d, torch.conv1d, torch.conv2d], convolution),

@@ -45,12 +45,12 @@ class Place:
         return first.flatten(0, 1) if self.each > 1 else first
 
     def back(self, t: Tensor, rows: int) -> Tensor:
-        """The inverse of `leading`."""
+        """The inverse of `leading`, contiguous as results of operators are: views may follow."""
         if self.leads:
             return t
         if self.interleaved:
             t = t.reshape(rows, self.each, *t.shape[1:]).transpose(0, 1).flatten(0, 1)
-        return t.movedim(0, self.dim)
+        return t.movedim(0, self.dim).contiguous()
 
     def spread(self, leaf: Tensor, shape: tuple[int, ...], dims: int, views: int) -> Tensor | None:
         """A tensor per example as one that broadcasts over a batch, one slice per index.
