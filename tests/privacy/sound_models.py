@@ -711,3 +711,23 @@ for model in (
     own_numpy_generator, lazy_constants,
 ):  # fmt: skip
     sound(model)
+
+
+def routed_experts() -> nn.Module:
+    """Each row takes one expert: how many take it decides in which order a library adds up."""
+
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.inside(x.flatten(1))
+        chosen, out = m.gate(h).argmax(1), torch.zeros_like(h)
+        for k, expert in enumerate(m.experts):
+            out[chosen == k] = expert(h[chosen == k])
+        logits: Tensor = m.head(out.tanh())
+        return logits
+
+    return Model(
+        run, inside=nn.Linear(SHAPE[0] * SHAPE[1] * SHAPE[2], 33), gate=nn.Linear(33, 3),
+        experts=nn.ModuleList(nn.Linear(33, 33) for _ in range(3)), head=nn.Linear(33, CLASSES),
+    )  # fmt: skip
+
+
+sound(routed_experts)

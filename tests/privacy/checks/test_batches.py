@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sfumato.errors import UserError
 from sfumato.privacy import Flat, GaussianNoise, PerExample, PoissonSampler, PrivateGradients
@@ -82,6 +83,22 @@ def test_labels_of_units_are_explained() -> None:
         mechanism.accumulate(X, torch.tensor([[3, -1], [4, 5], [4, 4]]))
     with pytest.raises(UserError, match="a label 3"):
         private(conv()).accumulate(X, Y + 1, units=torch.tensor([0, 0, 1, 1, 2, 2]))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_checkpoint_that_needs_another_backward_pass_is_explained() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            inside = checkpoint(self.inside, x, use_reentrant=True)
+            out: Tensor = self.head(inside.tanh())
+            return out
+
+    with pytest.raises(UserError, match="give it use_reentrant=False"):
+        PerExample(Checkpointed())(torch.rand(6, 4), Y)
 
 
 def test_what_the_batch_does_not_explain_is_left_alone() -> None:

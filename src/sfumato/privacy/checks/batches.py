@@ -18,6 +18,12 @@ _IGNORED = -100
 """Target that stands for no class in cross-entropy."""
 
 
+_REENTRANT = (
+    "The model calls torch.utils.checkpoint with use_reentrant=True, which works with "
+    ".backward() alone: give it use_reentrant=False."
+)
+
+
 def check_inputs(x: object, y: object, views: int) -> None:
     """Raise a `UserError` for inputs that gradients cannot be taken of."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
@@ -62,6 +68,7 @@ def explained(objective: Objective, x: Tensor, y: Tensor) -> Iterator[None]:
         if out_of_memory(error):
             raise
         words = _of_inputs(objective, x, str(error)) or _of_labels(objective, x, y)
+        words = words or (_REENTRANT if "use_reentrant" in str(error) else "")
         if not words:
             raise
         raise UserError(words) from error

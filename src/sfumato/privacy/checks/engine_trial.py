@@ -18,7 +18,7 @@ from sfumato.privacy.checks.agreement import (
     rounding,
     tolerance,
 )
-from sfumato.privacy.checks.isolation import LOOSE, look, without
+from sfumato.privacy.checks.isolation import LOOSE, SUMS, look, without
 from sfumato.privacy.checks.model_under_test import Comparison, held, widened
 from sfumato.privacy.checks.random_inputs import CUT, KINDS, replacement
 from sfumato.privacy.engines.engine import Engine
@@ -33,9 +33,6 @@ MOVES = "changing one example moves the gradients of others"
 """Beginning of an objection to an engine that lets one example reach another."""
 
 _SIZE = "the number of examples in a batch moves the {} by {:.1e}"
-
-_SUMS = 1e-12
-"""Relative difference of norms that the order of sums in float64 explains, on any device."""
 
 _Run = Callable[[Tensor, Tensor], Gradients]
 
@@ -300,7 +297,7 @@ def _moves_with(
         return ""
     repeats = distance(norms, run(x, y).squared_norms()) == 0
     rounds = LOOSE.get(x.dtype, 1e-2)
-    if moved <= (_SUMS if repeats else rounds):
+    if moved <= (SUMS if repeats else rounds):
         return ""
     if moved <= rounds and in_double is not None and (said := in_double(x, y, changes)) is not None:
         return said

@@ -12,10 +12,10 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.checks.model_under_test import copied, without_zeros
+from sfumato.privacy.checks.model_under_test import without_zeros
 from sfumato.privacy.checks.random_inputs import random_rows
 from sfumato.privacy.numerics.distance import distance
-from sfumato.privacy.numerics.model_state import Still, undisturbed
+from sfumato.privacy.numerics.model_state import Still, copied, undisturbed
 from sfumato.privacy.numerics.precision import any_algorithm, full_precision, widest
 
 _SUSPICIOUS = 1e-2

@@ -38,7 +38,8 @@ def _listening(model: nn.Module) -> Iterator[list[_Call]]:
 
     def keep(values: object, kept: list[Tensor], gradients: dict[int, Tensor]) -> None:
         for value in tree_flatten(values)[0]:
-            if isinstance(value, Tensor):
+            # Tensors of tensors of several lengths have no shape.
+            if isinstance(value, Tensor) and not value.is_nested:
                 if value.requires_grad:
                     index = len(kept)
                     hook = partial(_keep_gradient, gradients, index)

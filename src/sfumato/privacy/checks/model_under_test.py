@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,13 @@ from sfumato.privacy.checks.random_inputs import random_rows, random_targets
 from sfumato.privacy.engines.objective import Objective, shape_complaint
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
 from sfumato.privacy.numerics.distance import distance
-from sfumato.privacy.numerics.model_state import PROBE_SEED, RandomState, Still, undisturbed
+from sfumato.privacy.numerics.model_state import (
+    PROBE_SEED,
+    RandomState,
+    Still,
+    copied,
+    undisturbed,
+)
 
 Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all"]
 """The mode in which a model, which may draw random numbers, can be compared with itself."""
@@ -117,16 +122,6 @@ def without_zeros(model: nn.Module) -> Iterator[None]:
     finally:
         for p in zeros:
             p.data.zero_()
-
-
-def copied(model: nn.Module) -> nn.Module:
-    """A deep copy of the model, with computed tensors that it holds (old weight norms) detached."""
-    memo: dict[int, object] = {}
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(model, memo)
 
 
 def _draws(model: nn.Module, x: Tensor) -> bool:

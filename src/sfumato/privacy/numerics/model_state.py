@@ -214,3 +214,13 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif out.is_floating_point():
             out.fill_(0.5)
         return out
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy of the model, with computed tensors that it holds (old weight norms) detached."""
+    memo: dict[int, object] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(model, memo)

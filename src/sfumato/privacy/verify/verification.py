@@ -23,12 +23,12 @@ from sfumato.privacy.checks.isolation import (
     look,
 )
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
-from sfumato.privacy.checks.model_under_test import copied, is_random
+from sfumato.privacy.checks.model_under_test import is_random
 from sfumato.privacy.checks.perturbed_batches import Plan, alike, image_plans
 from sfumato.privacy.checks.random_inputs import KINDS, image_rows
 from sfumato.privacy.checks.refusals import mixing_layers
 from sfumato.privacy.engines.objective import shape_complaint
-from sfumato.privacy.numerics.model_state import PROBE_SEED, undisturbed
+from sfumato.privacy.numerics.model_state import PROBE_SEED, copied, undisturbed
 from sfumato.privacy.numerics.precision import full_precision
 from sfumato.privacy.per_example import Loss, Path, cross_entropy
 from sfumato.privacy.verify.single_checks import (
