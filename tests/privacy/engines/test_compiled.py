@@ -122,10 +122,11 @@ class Bare(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(4))
+        self.temperature = nn.Parameter(torch.tensor(2.0))
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(x * self.scale)
+        return self.head(x * self.scale) / self.temperature
 
 
 def _agree(model: nn.Module, x: Tensor, *, storage: Storage | None = None) -> Compiled:

@@ -196,7 +196,7 @@ class Together:
 
     def rows(self, found: Sequence[Tensor]) -> Tensor:
         """The gradients of all leaves, `(examples, numbers)`."""
-        return torch.cat([gradient.flatten(1) for gradient in found], 1)
+        return torch.cat([gradient.reshape(len(gradient), -1) for gradient in found], 1)
 
     def squared(self, rows: Tensor) -> Sequence[Tensor]:
         """Squared norms `(examples,)`, one for each parameter."""
