@@ -18,6 +18,18 @@ WIDTH, TOKENS = 6, 5
 Meet = Callable[[Tensor, Tensor], Tensor]
 
 
+def first_token(z: Tensor, w: Tensor) -> Tensor:
+    z = z.clone()
+    z[:, 0] = w
+    return z
+
+
+def last_numbers(z: Tensor, w: Tensor) -> Tensor:
+    out = z.new_zeros(len(z), TOKENS, WIDTH + 2)
+    out[..., :WIDTH], out[..., WIDTH:] = z, w
+    return out
+
+
 class Meeting(nn.Module):
     """Tokens `(n, 5, 6)` of an image, in which a parameter meets them by one operator."""
 
@@ -76,6 +88,8 @@ MEETINGS: dict[str, tuple[Meet, tuple[int, ...]]] = {
     ),
     "pairwise_distance": (lambda z, w: F.pairwise_distance(z[:, :, None], w), (4, WIDTH)),
     "cdist": (lambda z, w: torch.cdist(z, w), (4, WIDTH)),
+    "assignment to a token": (first_token, (WIDTH,)),
+    "assignment to some numbers of each token": (last_numbers, (TOKENS, 2)),
     "index_select": (lambda z, w: w.index_select(0, index(z)) * z[:, 0], (2, WIDTH)),
     "entries of several dimensions": (lambda z, w: w[index(z)] * z, (2, TOKENS, WIDTH)),
     "entries of no dimension": (lambda z, w: w[index(z)][:, None, None] * z, (2,)),

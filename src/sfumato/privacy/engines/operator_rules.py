@@ -286,6 +286,18 @@ def index_select(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) ->
     return embedding(met, Tensor.__getitem__, (own["input"], own["index"]), {})
 
 
+def assignment(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> None:
+    """A weight that is written to the same place of every row."""
+    target, index, weight = args
+    first = index[0] if isinstance(index, tuple) else index
+    every = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
+    shape = target.detach()[index].shape
+    rows = met.contact.place
+    if not (every and rows.dim == 0 and shape and shape[0] == len(target)):
+        raise NotPerOperator("a parameter is written to some rows of the batch")
+    function(target, index, met.per_row(weight, len(shape), rows))
+
+
 def attention(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """`F.scaled_dot_product_attention` with a learned bias, query, key or value."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -341,6 +353,8 @@ RULES: dict[Any, Rule] = {
     F.embedding: embedding,
     Tensor.__getitem__: embedding,
     _T.__getitem__: embedding,
+    Tensor.__setitem__: assignment,
+    _T.__setitem__: assignment,
     F.scaled_dot_product_attention: attention,
 }
 """The rule of each operator in which a weight may meet the batch."""
