@@ -91,6 +91,10 @@ MEETINGS: dict[str, tuple[Meet, tuple[int, ...]]] = {
     "assignment to a token": (first_token, (WIDTH,)),
     "assignment to some numbers of each token": (last_numbers, (TOKENS, 2)),
     "index_select": (lambda z, w: w.index_select(0, index(z)) * z[:, 0], (2, WIDTH)),
+    "index_select of a flat list": (
+        lambda z, w: w.index_select(0, z.mean(2).gt(0).long().flatten()).view(len(z), -1),
+        (2, WIDTH),
+    ),
     "entries of several dimensions": (lambda z, w: w[index(z)] * z, (2, TOKENS, WIDTH)),
     "entries of no dimension": (lambda z, w: w[index(z)][:, None, None] * z, (2,)),
     "a learned query": (

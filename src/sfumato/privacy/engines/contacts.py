@@ -411,7 +411,7 @@ def _order(place: Place, first: Tensor, second: Tensor) -> Place:
     """The place, interleaved if a change of the last of three rows shows it."""
     if place.each == 1:
         return place
-    moved = (first != second).movedim(place.dim, 0).flatten(1).any(1)
+    moved = (first != second).movedim(place.dim, 0).reshape(3 * place.each, -1).any(1)
     index = torch.arange(3 * place.each, device=moved.device)
     if bool((moved <= (index // place.each == 2)).all()):
         return place
