@@ -177,6 +177,24 @@ class _Pairs(nn.Module):
         return self.pairs(y, 2 * y)
 
 
+class _Bounded(nn.Module):
+    """Few numbers, whose absolute values and bounds look like the numbers themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(-torch.ones(3))
+        self.gain = nn.Parameter(torch.tensor([5.0, -5.0, 1.0]))
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x - self.shift.abs()) * self.gain.clamp(-2, 2))
+
+
+def test_what_is_not_a_parameter_in_another_shape_is_not_taken_for_one() -> None:
+    torch.manual_seed(0)
+    _agree(_Bounded(), torch.randn(4, 3))
+
+
 def test_adapters_and_layers_without_a_rule_are_compiled() -> None:
     torch.manual_seed(0)
     passes = _agree(_Adapted(), torch.randn(3, 4))

@@ -163,8 +163,10 @@ class Slots:
         if like.numel() != torch.Size(weight.shape).numel():
             return False
         generator = torch.Generator().manual_seed(1)
-        probe = torch.randn(like.shape, generator=generator).to(like)
-        return torch.equal(derivation(probe).flatten(), probe.flatten())
+        drawn = torch.randn(like.shape, generator=generator).to(like)
+        # An absolute value or a bound leaves some numbers as they are: try both signs, and sizes.
+        probes = [factor * drawn for factor in (1, -1, 1000, -1000)]
+        return all(torch.equal(derivation(p).flatten(), p.flatten()) for p in probes)
 
     def _leaf(self, value: Tensor) -> Tensor:
         return value.detach().expand(self.examples, *value.shape).requires_grad_()
