@@ -102,10 +102,6 @@ _MISSED = {
     "Its source misses its number too, by 4.1 points. One run; neither batch nor rate are stated "
     "in the paper, and others than 2000 and 1 were not tried. After all 100 classes a wider "
     "network has 73.2.",
-    "adam-b256-fashion-not-private": "Three seeds agree within 0.3 points. The accuracy on "
-    "training batches is 97 % at the end and was 91 % after a fifth of the 40 epochs: most of what "
-    "the network fits later does not carry over. Fewer epochs and other rates were not tried; "
-    "whether the paper printed its best epoch is not said.",
 }
 """Why rows miss their numbers, by name."""
 
