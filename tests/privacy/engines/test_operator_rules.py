@@ -86,6 +86,10 @@ MEETINGS: dict[str, tuple[Meet, tuple[int, ...]]] = {
     "cosine_similarity, sequence first": (
         lambda z, w: F.cosine_similarity(z.permute(2, 1, 0), w, dim=0).t(), (WIDTH, TOKENS, 1)
     ),
+    "cosine_similarity by position": (
+        lambda z, w: F.cosine_similarity(w, z[:, :, None], -1, 1e-6),
+        (4, WIDTH),
+    ),
     "pairwise_distance": (lambda z, w: F.pairwise_distance(z[:, :, None], w), (4, WIDTH)),
     "cdist": (lambda z, w: torch.cdist(z, w), (4, WIDTH)),
     "assignment to a token": (first_token, (WIDTH,)),

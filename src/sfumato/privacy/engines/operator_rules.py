@@ -40,14 +40,13 @@ def broadcasting(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) ->
 
 def distance(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """A distance or a similarity between a batch and a weight, which takes a dimension away."""
-    given = [*args[:2], *(kwargs[name] for name in ("x1", "x2") if name in kwargs)]
-    dims = max(t.dim() for t in given)
-    if len(met.contact.input_shape) != dims or len(args) != 2:
-        raise NotPerOperator("a distance is called otherwise than with two tensors")
+    given, more = args[:2], args[2:]
+    if len(given) < 2 or len(met.contact.input_shape) != (dims := max(t.dim() for t in given)):
+        raise NotPerOperator("a parameter has more dimensions than the batch, or a name")
     marked = {weight.position for weight in met.contact.weights}
     place = met.contact.place
     first, second = (met.per_row(t, dims, place) if k in marked else t for k, t in enumerate(given))
-    y: Tensor = function(first, second, **kwargs)
+    y: Tensor = function(first, second, *more, **kwargs)
     return y
 
 
@@ -131,20 +130,15 @@ def matrix_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) 
 
 def inner_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """`torch.inner` of a batch and a weight, and `torch.tensordot` over one dimension."""
-    if function is torch.inner or function in _methods("inner"):
-        x, weight = named(("input", "other"), args, kwargs).values()
-        over_last = True
-    else:
-        own = named(("a", "b", "dims"), args, kwargs)
-        x, weight, dims = own["a"], own["b"], own.get("dims", 2)
-        if dims not in (1, [[-1], [0]], ([-1], [0]), ((-1,), (0,))):
-            raise NotPerOperator("torch.tensordot is used otherwise than as a linear layer")
-        over_last = False
+    own = named(("x", "weight", "dims"), args, kwargs)
+    x, weight = [t for t in own.values() if isinstance(t, Tensor)][:2]
     if [w.position for w in met.contact.weights] != [1] or weight.dim() != 2:
         raise NotPerOperator("a parameter is no matrix on the right of a product")
     value, leaf = met.leaves.value(weight), met.leaves.of(weight)
-    if over_last:
+    if function in _INNER:
         return _matrix(met, x, value, leaf, None)
+    if own.get("dims") not in (1, [[-1], [0]], ([-1], [0]), ((-1,), (0,))):
+        raise NotPerOperator("torch.tensordot is used otherwise than as a linear layer")
     return _matrix(met, x, value.t(), None if leaf is None else leaf.transpose(1, 2), None)
 
 
@@ -326,7 +320,7 @@ _ELEMENTWISE = _methods(
     "logaddexp2", "copysign", "fmod", "remainder", "xlogy", "addcdiv", "baddbmm",
 )  # fmt: skip
 
-_INTERLEAVING = _methods("repeat_interleave")
+_INTERLEAVING, _INNER = _methods("repeat_interleave"), _methods("inner")
 
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, broadcasting),
@@ -337,7 +331,7 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(
         _methods("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv"), matrix_product
     ),
-    **dict.fromkeys(_methods("inner", "tensordot"), inner_product),
+    **dict.fromkeys((*_INNER, *_methods("tensordot")), inner_product),
     **dict.fromkeys(_methods("index_select"), index_select),
     **dict.fromkeys(_methods("addmm"), addmm),
     **dict.fromkeys([torch.einsum, torch.functional.einsum], einsum),
