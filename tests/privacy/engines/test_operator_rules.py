@@ -73,6 +73,9 @@ MEETINGS: dict[str, tuple[Meet, tuple[int, ...]]] = {
     "einsum with dots in the weight": (
         lambda z, w: torch.einsum("b...d,...d->b...d", z, w), (TOKENS, WIDTH)
     ),
+    "a product of spectra": (
+        lambda z, w: torch.fft.irfft(torch.fft.rfft(z) * torch.fft.rfft(w), n=WIDTH), (WIDTH,)
+    ),
     "tensordot": (lambda z, w: torch.tensordot(z, w, 1), (WIDTH, 4)),
     "tensordot by dimensions": (lambda z, w: torch.tensordot(z, w, ([-1], [0])), (WIDTH, 4)),
     "inner": (lambda z, w: torch.inner(z, w), (4, WIDTH)),

@@ -345,7 +345,8 @@ def _classified(
             continue
         for t in call.outputs:
             batch[t] = True
-        if not any(two.tensors[t].is_floating_point() for t in call.outputs):
+        results = [two.tensors[t] for t in call.outputs]
+        if not any(t.is_floating_point() or t.is_complex() for t in results):
             continue  # Truth values and indices have no gradient.
         if call.number is None or grown is None:
             for name in roots:
