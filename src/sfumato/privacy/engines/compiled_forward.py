@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from sfumato.privacy.engines import compiled_rules
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
-from sfumato.privacy.engines.contacts import Contact, flat
+from sfumato.privacy.engines.contacts import Contact
 from sfumato.privacy.engines.convolution_rules import CONVOLUTION
 from sfumato.privacy.engines.keyed_draws import KeyedDraws
 from sfumato.privacy.engines.leaves import Leaves
 from sfumato.privacy.engines.operator_rules import RULES
 from sfumato.privacy.engines.operators import ContactMode
 from sfumato.privacy.engines.paths import tapped
+from sfumato.privacy.engines.recorded_calls import flat
 from sfumato.privacy.engines.slots import NotCompiled, Slots, static
 from sfumato.privacy.engines.stored_gradients import Derived, Filters, Matrix, Slot
 from sfumato.privacy.engines.vectorised import by_vmap

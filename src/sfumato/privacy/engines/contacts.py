@@ -8,57 +8,17 @@ contact, wherever in the code it happens and whichever module owns the parameter
 
 from __future__ import annotations
 
-import types
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from sfumato.privacy.engines.leaves import NotPerOperator
+from sfumato.privacy.engines.recorded_calls import Given, Key, Recording, recorded
 from sfumato.privacy.engines.row_place import Place, locate
-from sfumato.privacy.numerics.model_state import seed, undisturbed
-
-OPENED = (F.multi_head_attention_forward, torch.autograd.grad)
-"""Functions in Python that call operators themselves, or run a checkpoint again."""
-
-
-Key = tuple[Callable[..., Any], tuple[str, ...], int]
-
-
-class Numbers:
-    """Numbers of calls among those of the same function with the same parameters.
-
-    Args:
-        names: Names of the trained parameters by identity.
-    """
-
-    def __init__(self, names: dict[int, str]) -> None:
-        self._names = names
-        self._calls: Counter[Any] = Counter()
-
-    def key(self, function: Callable[..., Any], given: Iterable[Any]) -> Key:
-        """The key of the next call of a function with these arguments."""
-        own = tuple(name for t in given if (name := self._names.get(id(t))) is not None)
-        self._calls[function, own] += 1
-        return function, own, self._calls[function, own]
-
-
-@dataclass(frozen=True)
-class Nth:
-    """A tensor of a recording, by its number."""
-
-    number: int
-
-
-Given = tuple[tuple[Any, ...], dict[str, Any]]
+from sfumato.privacy.numerics.model_state import undisturbed
 
 
 @dataclass(frozen=True)
@@ -116,106 +76,6 @@ class Contact:
         return self.function, tuple(w.name for w in self.weights if w.name), self.number
 
 
-@dataclass
-class Call:
-    """A recorded call: the function, its tensors by index, and whether its number counts."""
-
-    function: Callable[..., Any]
-    inputs: list[tuple[int, int]]
-    outputs: list[int]
-    number: int | None
-    given: Given = field(compare=False)
-
-
-@dataclass
-class Recording:
-    """All calls of one run, with the tensors that occur in them."""
-
-    calls: list[Call] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    index: dict[int, int] = field(default_factory=dict)
-    results: list[Tensor] = field(default_factory=list)
-
-    def of(self, tensor: Tensor) -> int:
-        """The index of a tensor, which is kept, so that no other has its identity."""
-        if id(tensor) not in self.index:
-            self.index[id(tensor)] = len(self.tensors)
-            self.tensors.append(tensor)
-            self.shapes.append(tuple(tensor.shape))
-        return self.index[id(tensor)]
-
-
-def flat(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Arguments in order, with one level of lists and tuples opened."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, list | tuple):
-            yield from value
-        else:
-            yield value
-
-
-class Opening(TorchFunctionMode):
-    """A mode that also sees the calls inside functions that are written in Python."""
-
-    def opened(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a function under this mode."""
-        with self:
-            return _without_dispatch(function)(*args, **kwargs)
-
-
-@cache
-def _without_dispatch(function: Any) -> Callable[..., Any]:
-    """The same function, which does not hand itself to a mode first."""
-    no = {name: (lambda *_: False) for name in function.__globals__ if "has_torch_function" in name}
-    copy = types.FunctionType(
-        function.__code__, {**function.__globals__, **no}, function.__name__,
-        function.__defaults__, function.__closure__,
-    )  # fmt: skip
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
-class _Recorder(Opening):
-    def __init__(
-        self, counted: Container[Any], names: dict[int, str], changed: dict[int, Place]
-    ) -> None:
-        super().__init__()
-        self.counted, self.numbers, self.found = counted, Numbers(names), Recording()
-        self._changed = changed
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in OPENED:
-            return self.opened(func, args, kwargs)
-        given = list(flat(args, kwargs))
-        inputs = [(k, self.found.of(t)) for k, t in enumerate(given) if isinstance(t, Tensor)]
-        template = tree_map_only(Tensor, lambda t: Nth(self.found.of(t)), (tuple(args), kwargs))
-        number = self.numbers.key(func, given)[2] if func in self.counted else None
-        result = func(*args, **kwargs)
-        place = self._changed.get(len(self.found.calls))
-        if place is not None and not any(result is t for t in given):
-            result = _with_another_row(result, place)
-        outputs = [t for t in flat((result,), {}) if isinstance(t, Tensor)]
-        if func is Tensor.__setitem__:
-            outputs = [args[0]]
-        if outputs:
-            own = [self.found.of(t) for t in outputs]
-            self.found.calls.append(Call(func, inputs, own, number, template))
-        return result
-
-
-def _with_another_row(result: Any, place: Place) -> Any:
-    """The result of a call with other values in the last row, if it is a tensor."""
-    if not isinstance(result, Tensor) or not result.is_floating_point():
-        return result
-    other = result.clone()
-    other.select(place.dim, -1).add_(1)
-    return other
-
-
 def find_contacts(
     model: nn.Module, x: Tensor, counted: Container[Any], opaque: Container[nn.Module] = ()
 ) -> tuple[list[Contact], dict[str, set[str]], Recording]:
@@ -238,13 +98,13 @@ def find_contacts(
     with undisturbed(model):
         # A model may create constants in its first call.
         model(_inputs(x, 2))
-        two, three = (_recorded(model, _inputs(x, rows), counted, opaque, names) for rows in (2, 3))
+        two, three = (recorded(model, _inputs(x, rows), counted, opaque, names) for rows in (2, 3))
         contacts, others = _classified(names, two, three)
         if any(c.place.each > 1 or c.output.each > 1 for c in contacts):
             # A learned query is the same in every row: its rows are told apart by the change too.
             places = {c.call: c.output for c in contacts if c.output.each == 1}
             inputs = _inputs(x, 3, change=True)
-            changed = _recorded(model, inputs, counted, opaque, names, changed=places)
+            changed = recorded(model, inputs, counted, opaque, names, changed=places)
             _check_same_calls(three, changed)
             contacts = [_ordered(contact, three, changed) for contact in contacts]
     return contacts, others, two
@@ -265,49 +125,6 @@ def _inputs(x: Tensor, rows: int, *, change: bool = False) -> Tensor:
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         made = made.contiguous(memory_format=torch.channels_last)
     return made
-
-
-def _recorded(
-    model: nn.Module,
-    x: Tensor,
-    counted: Container[Any],
-    opaque: Container[nn.Module],
-    names: dict[int, str],
-    *,
-    changed: dict[int, Place] | None = None,
-) -> Recording:
-    recorder = _Recorder(counted, names, changed or {})
-    recorder.found.of(x)
-    seed(model)
-    with torch.enable_grad(), _closed([m for m in model.modules() if m in opaque]), recorder:
-        result = model(x)
-    recorder.found.results = [t for t in flat((result,), {}) if isinstance(t, Tensor)]
-    return recorder.found
-
-
-@contextmanager
-def _closed(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run some modules outside of every mode."""
-
-    def forward(module: nn.Module) -> Callable[..., Any]:
-        own = module.forward
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with torch._C.DisableTorchFunction():
-                return own(*args, **kwargs)
-
-        return run
-
-    before = {module: module.__dict__.get("forward") for module in modules}
-    for module in before:
-        module.__dict__["forward"] = forward(module)
-    try:
-        yield
-    finally:
-        for module, own in before.items():
-            del module.__dict__["forward"]
-            if own is not None:
-                module.__dict__["forward"] = own
 
 
 def _classified(

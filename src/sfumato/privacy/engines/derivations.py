@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_map_only
 
-from sfumato.privacy.engines.contacts import Call, Nth, Recording, flat
+from sfumato.privacy.engines.recorded_calls import Call, Nth, Recording, flat
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,7 @@ from torch import Tensor, nn
 from sfumato.privacy.engines.book_keeping import conv_pays, matrix_pays
 from sfumato.privacy.engines.collecting import run_with_leaves
 from sfumato.privacy.engines.contact_rule import Met
-from sfumato.privacy.engines.contacts import (
-    OPENED,
-    Contact,
-    Key,
-    Numbers,
-    Opening,
-    find_contacts,
-    flat,
-)
+from sfumato.privacy.engines.contacts import Contact, find_contacts
 from sfumato.privacy.engines.derivations import Derivation, derivation_of
 from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.keyed_draws import DRAWINGS, KeyedDraws
@@ -38,6 +30,7 @@ from sfumato.privacy.engines.leaves import Leaves, NotPerOperator
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.operator_rules import RULES
 from sfumato.privacy.engines.paths import Path, kind_of
+from sfumato.privacy.engines.recorded_calls import OPENED, Key, Numbers, Opening, flat
 from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.engines.vectorised import by_vmap
 

@@ -25,10 +25,11 @@ from sfumato.nn.reparametrisation import (
     Reparametrisation,
 )
 from sfumato.privacy.engines.contact_rule import named
-from sfumato.privacy.engines.contacts import Contact, Key, Weight
+from sfumato.privacy.engines.contacts import Contact, Weight
 from sfumato.privacy.engines.convolution_rules import CONVOLUTION, zero_padding
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.operators import Operators, Program, owner_of
+from sfumato.privacy.engines.recorded_calls import Key
 from sfumato.privacy.engines.storage_plan import Convolution, Storage, by_outputs, plan, room
 from sfumato.privacy.engines.stored_gradients import Derived, Filters, Matrix, Slot, Whole, zeros
 
