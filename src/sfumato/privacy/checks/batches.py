@@ -17,7 +17,6 @@ from sfumato.privacy.numerics.model_state import undisturbed
 _IGNORED = -100
 """Target that stands for no class in cross-entropy."""
 
-
 _REENTRANT = (
     "The model calls torch.utils.checkpoint with use_reentrant=True, which works with "
     ".backward() alone: give it use_reentrant=False."

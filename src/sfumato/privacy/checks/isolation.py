@@ -21,7 +21,6 @@ from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot, copied, s
 LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
 """Largest relative difference by rounding, where two equal runs do not give the same bits."""
 
-
 SUMS = 1e-12
 """Relative difference that the order of sums in float64 explains, on any device."""
 
@@ -107,6 +106,8 @@ def how_examples_mix(
 ) -> Mixing | None:
     """Run the model with one example changed at a time, and compare everything of the others.
 
+    Differences that rounding may make are looked for in float64, if the model runs in it.
+
     Args:
         model: The model, in the mode in which it will run.
         x: Random inputs.
@@ -114,8 +115,6 @@ def how_examples_mix(
         losses: If given, gradients with respect to the inputs are compared too.
         at: Seed of the model's own random numbers.
         before: A snapshot of the model as it is now, if there is one already.
-
-    Differences that rounding may make are looked for in float64, if the model runs in it.
 
     Returns:
         The evidence that one example reached another, or None.
