@@ -32,16 +32,21 @@ class Met:
             return weight
         return self.spread(leaf, tuple(weight.shape), dims, place or self.contact.output)
 
-    def weights_per_row(self, own: dict[str, Any], dims: int) -> dict[str, Any]:
-        """Arguments by name, with the leaves of weights arranged to broadcast over a batch.
+    def with_leaves(
+        self, args: Any, kwargs: dict[str, Any], place: Place | None = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a call, with leaves in the place of weights.
 
         Args:
-            own: The arguments as `named` gives them, in the order of the call.
-            dims: Dimensions of the batch.
+            args: Positional arguments.
+            kwargs: Named arguments.
+            place: The place of rows in the batch; that in the result if None.
         """
-        order = list(own)
-        marked = {order[weight.position] for weight in self.contact.weights}
-        return {k: self.per_row(v, dims) if k in marked else v for k, v in own.items()}
+        given = [*args, *kwargs.values()]
+        dims = max(t.dim() for t in given if isinstance(t, Tensor))
+        marked = {weight.position for weight in self.contact.weights}
+        values = [self.per_row(t, dims, place) if k in marked else t for k, t in enumerate(given)]
+        return values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
 
     def spread(self, leaf: Tensor, shape: tuple[int, ...], dims: int, place: Place) -> Tensor:
         """A leaf of a weight of this shape, arranged to broadcast over a batch."""

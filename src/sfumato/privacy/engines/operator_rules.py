@@ -30,23 +30,15 @@ from sfumato.privacy.engines.row_place import Place
 
 def broadcasting(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
     """An elementwise operator, or a product of matrices: leaves in the place of weights."""
-    given = (*args, *kwargs.values())
-    dims = max(t.dim() for t in given if isinstance(t, Tensor))
-    marked = {weight.position for weight in met.contact.weights}
-    values = [met.per_row(v, dims) if k in marked else v for k, v in enumerate(given)]
-    named = dict(zip(kwargs, values[len(args) :], strict=True))
-    return function(*values[: len(args)], **named)
+    args, kwargs = met.with_leaves(args, kwargs)
+    return function(*args, **kwargs)
 
 
 def distance(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """A distance or a similarity between a batch and a weight, which takes a dimension away."""
-    given, more = args[:2], args[2:]
-    if len(given) < 2 or len(met.contact.input_shape) != (dims := max(t.dim() for t in given)):
-        raise NotPerOperator("a parameter has more dimensions than the batch, or a name")
-    marked = {weight.position for weight in met.contact.weights}
-    place = met.contact.place
-    first, second = (met.per_row(t, dims, place) if k in marked else t for k, t in enumerate(given))
-    y: Tensor = function(first, second, *more, **kwargs)
+    # Rows lie where they do in the batch: the result has a dimension less.
+    args, kwargs = met.with_leaves(args, kwargs, met.contact.place)
+    y: Tensor = function(*args, **kwargs)
     return y
 
 
@@ -64,9 +56,7 @@ def growing(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def masked_fill(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """`torch.masked_fill` of a batch with a weight, or of a weight by a mask of the batch."""
-    own = named(("input", "mask", "value"), args, kwargs)
-    dims = max(t.dim() for t in own.values() if isinstance(t, Tensor))
-    own = met.weights_per_row(own, dims)
+    own = named(("input", "mask", "value"), *met.with_leaves(args, kwargs))
     return torch.where(own["mask"], own["value"], own["input"])
 
 
@@ -294,10 +284,8 @@ def assignment(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> N
 
 def attention(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """`F.scaled_dot_product_attention` with a learned bias, query, key or value."""
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    own = named(names, args, kwargs)
-    dims = max(own[name].dim() for name in names[:3])
-    y: Tensor = function(**met.weights_per_row(own, dims))
+    args, kwargs = met.with_leaves(args, kwargs)
+    y: Tensor = function(*args, **kwargs)
     return y
 
 
