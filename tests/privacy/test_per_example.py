@@ -293,7 +293,7 @@ def test_padding_to_a_checked_size_changes_nothing(views: int) -> None:
 
 
 def sizes_checked(engine: PerExample) -> list[int]:
-    return sorted(size for known in engine._checked.values() for size in known)
+    return sorted(size for known in engine._checked._engines.values() for size in known)
 
 
 def private(model: nn.Module) -> PrivateGradients:
@@ -392,10 +392,15 @@ def test_the_checks_of_a_plain_resnet_push_few_rows_through_it(
     mechanism = private(model)
     mechanism.per_example.settle(x, y)
     assert rows[True, torch.float64] + rows[False, torch.float64] == 0, "float32 agrees closely"
-    assert rows[True, torch.float32] <= 190 and rows[False, torch.float32] <= 220
+    assert rows[True, torch.float32] <= 130 and rows[False, torch.float32] <= 240
     rows.clear()
     mechanism.backward(x, y)
     assert rows.total() <= 4 * 32 + 2
+    mechanism = private(model)
+    rows.clear()
+    mechanism.backward(x, y)  # Batches of 32 random examples tell no more than this one.
+    assert rows[True, torch.float64] + rows[False, torch.float64] == 0
+    assert rows[True, torch.float32] <= 2 * 32 + 60 and rows[False, torch.float32] <= 50
     rows.clear()
     mechanism.backward(x[:30], y[:30])
     assert rows.total() == 32

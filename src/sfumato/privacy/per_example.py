@@ -18,6 +18,7 @@ from sfumato.errors import UserError
 from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.checks.announcement import announced, on_stderr
 from sfumato.privacy.checks.batches import check_device, check_inputs, explained
+from sfumato.privacy.checks.checked_sizes import CheckedSizes
 from sfumato.privacy.checks.compiled_pass import compiled_pass
 from sfumato.privacy.checks.engine_choice import choose_engine, holds_at_size
 from sfumato.privacy.checks.isolation_proof import Proof, prove_isolation
@@ -38,13 +39,10 @@ from sfumato.privacy.engines.one_at_a_time import OneAtATime
 from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.engines.padding import padded, with_room
 from sfumato.privacy.engines.paths import Path
-from sfumato.privacy.engines.results import Gradients
+from sfumato.privacy.engines.results import Gradients, no_gradients
 from sfumato.privacy.engines.unit_loss import UnitLoss
-from sfumato.privacy.numerics.model_state import hook_keys
+from sfumato.privacy.numerics.model_state import hook_keys, plain_settings
 from sfumato.privacy.numerics.precision import compiled_precision
-
-_CHECK = 16
-"""Batches whose computation is worth the checks of one more batch size."""
 
 
 class PerExample:
@@ -108,8 +106,7 @@ class PerExample:
         self.durations = {"checks": 0.0, "compilation": 0.0}
         self.seeds: RowSeeds | None = None
         self._compiled: dict[object, dict[object, Compiled | None]] = {}
-        self._checked: dict[object, dict[int, Engine]] = {}
-        self._padding = self._used = 0
+        self._checked = CheckedSizes()
         self._said = False
 
     @property
@@ -154,14 +151,14 @@ class PerExample:
         """Per-example gradients for `len(y)` examples of `views` rows each."""
         check_inputs(x, y, self.views)
         if not len(y):
-            return _empty(x, self.trainable)
+            return no_gradients(x, self.trainable)
         with explained(self.objective, x, y):
             return self._gradients(x, y)
 
     def _gradients(self, x: Tensor, y: Tensor) -> Gradients | Fused:
         parameters, examples = self.trainable, y.shape[0]
         chosen = self._chosen(x, y, tuple(parameters))
-        if chosen is None or self._is_wasteful(examples, chosen[1]):
+        if chosen is None or self._checked.is_wasteful(examples, chosen[1]):
             chosen = self._choose(x, y)
             parameters = self.trainable  # A model may add or freeze some in its first call.
         self.engine, size = chosen
@@ -180,7 +177,7 @@ class PerExample:
     def at_once(self, x: Tensor, y: Tensor) -> int:
         """Number of examples of a batch to process at once: half of it, if that saves a check."""
         check_inputs(x, y, self.views)
-        known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
+        known = self._checked.of(self._signature(x, tuple(self.trainable)))
         most, examples = max(known, default=0), max(1, y.shape[0])
         halved = self.check and len(known) > 1 and most < examples <= 2 * most
         return -(-examples // 2) if halved else examples
@@ -200,6 +197,32 @@ class PerExample:
         with explained(self.objective, x, y):
             chosen = self._chosen(x, y, tuple(self.trainable)) or self._choose(x, y)
         self.engine = chosen[0]
+
+    def propose(self, x: Tensor, y: Tensor) -> bool:
+        """Choose an engine for batches of a new size by small ones.
+
+        Returns:
+            Whether there is one that still has to be compared in a batch of this size: `confirm`
+            must follow, or `withdraw`. If not, no size is new, or it needs random batches.
+        """
+        signature = self._signature(x, tuple(self.trainable))
+        possible = not self._checked.of(signature) or self._checked.repeats(signature)
+        if not possible or self.precision_for(x) is not None or self.knows(x, y):
+            return False
+        self.engine, size = self._choose(x, y, at_size=False)
+        signature = self._signature(x, tuple(self.trainable))
+        if found := not isinstance(self.engine, OneAtATime) and self._checked.repeats(signature):
+            self._checked.propose(signature, size)
+        return found
+
+    def confirm(self) -> None:
+        """Keep the proposed engine: a batch was compared with itself, and nothing moved."""
+        self._checked.confirm()
+
+    def withdraw(self) -> None:
+        """Give up the engine that is proposed, if one is; its size has not been checked."""
+        if self._checked.withdraw():
+            self.engine = None
 
     def forget(self) -> None:
         """Forget the engines and compiled passes chosen so far, with the memory that they hold.
@@ -236,6 +259,8 @@ class PerExample:
                 return self.engine.gradients(x, y, keys)
             return self.engine.gradients(x, y)
         except NotPerOperator:
+            if self._checked.proposing:
+                raise
             # The checks did not see what these very inputs make the model do.
             return OneAtATime(self.objective).gradients(x, y)
 
@@ -253,45 +278,34 @@ class PerExample:
 
     def _chosen(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> tuple[Engine, int] | None:
         """The engine for inputs like these and the checked batch size to run, or None."""
-        examples = y.shape[0]
-        known = self._checked.get(self._signature(x, names), {})
-        for size in sorted(known):
-            if examples <= size:
-                padded = self.check and not isinstance(known[size], OneAtATime)
-                return known[size], size if padded else examples
-        return None
+        return self._checked.find(self._signature(x, names), y.shape[0], padding=self.check)
 
-    def _is_wasteful(self, examples: int, size: int) -> bool:
-        """Count padding; tell whether checking a smaller size would have cost less by now."""
-        self._padding, self._used = self._padding + size - examples, self._used + examples
-        better = with_room(examples)
-        return better < size and self._padding > max(self._used // 4, _CHECK * better)
-
-    def _choose(self, x: Tensor, y: Tensor) -> tuple[Engine, int]:
+    def _choose(self, x: Tensor, y: Tensor, *, at_size: bool = True) -> tuple[Engine, int]:
         """Choose and check the engine for inputs like these, and the batch size to run.
+
+        With `at_size` false, a model that repeats itself is checked in small batches only.
 
         The first batch runs as it is. The next size has room for somewhat larger batches, so that
         few sizes have to be checked.
         """
         check_device(x, y, self.trainable)
-        known = self._checked.get(self._signature(x, tuple(self.trainable)), {})
+        known = self._checked.of(self._signature(x, tuple(self.trainable)))
         size = with_room(y.shape[0]) if known and self.check else y.shape[0]
-        self._padding = self._used = 0
         engine, words = None, "Checking that examples do not affect each other in"
         spoken = announced(f"{words} {type(self.model).__name__} ...", self.say)
         with self._measured("checks"), spoken:
             try:
-                engine = self._checked_engine(*padded(x, y, size, self.views), known)
+                engine = self._checked_engine(*padded(x, y, size, self.views), known, at_size)
             except Exception as error:
                 if size == y.shape[0] or not out_of_memory(error):
                     raise
             if engine is None:  # The memory has no room for more.
                 give_back()
                 size = y.shape[0]
-                engine = self._checked_engine(x, y, known)
+                engine = self._checked_engine(x, y, known, at_size)
         # The model may have changed when it was first called.
         signature = self._signature(x, tuple(self.trainable))
-        self._checked.setdefault(signature, {})[size] = engine
+        self._checked.add(signature, size, engine)
         if isinstance(engine, OneAtATime) and not self._said:
             self._said = True
             reasons = "; ".join(f"{name}: {why}" for name, why in self.passed_over.items())
@@ -302,18 +316,25 @@ class PerExample:
             )
         return engine, size
 
-    def _checked_engine(self, x: Tensor, y: Tensor, known: dict[int, Engine]) -> Engine:
+    def _checked_engine(
+        self, x: Tensor, y: Tensor, known: dict[int, Engine], at_size: bool
+    ) -> Engine:
         """The engine for batches of this size: that of another size, if it is right for it."""
         engine = known[max(known)] if known else None
-        if engine is not None and not self._still_right(engine, x, y):
+        known_right = engine is not None and not at_size and not isinstance(engine, OneAtATime)
+        if engine is not None and not known_right and not self._still_right(engine, x, y):
             engine = None
         if engine is None:
             compiled = self.precision_for(x) is not None
             if compiled and x.is_cuda:
                 tracing.start_workers()
-            choice = choose_engine(self.objective, x, y, check=self.check, compiled=compiled)
+            choice = choose_engine(
+                self.objective, x, y, check=self.check, compiled=compiled, at_size=at_size
+            )
             engine, self.narrowest = choice.engine, choice.narrowest
             self.passed_over = choice.passed_over
+            if choice.repeats:
+                self._checked.add_repeating(self._signature(x, tuple(self.trainable)))
         return engine
 
     def _still_right(self, engine: Engine, x: Tensor, y: Tensor) -> bool:
@@ -373,27 +394,6 @@ REPLAY = "CUDA graph"
 
 _MOST_SETTINGS = 4
 """Settings of one model for which a pass is compiled; for more, compiling would take longer."""
-
-_PLAIN = frozenset((bool, int, float, str, type(None)))
-
-
-def plain_settings(model: nn.Module) -> tuple[object, ...]:
-    """The numbers, words and flags among the attributes of a model's modules.
-
-    A compiled pass has the settings that the model had when it was traced.
-    """
-    return tuple(v for m in model.modules() for v in vars(m).values() if type(v) in _PLAIN)
-
-
-def _empty(x: Tensor, parameters: dict[str, nn.Parameter]) -> Gradients:
-    """The gradients of no examples."""
-    return Gradients(
-        tuple(parameters),
-        tuple(p.shape for p in parameters.values()),
-        [p.new_zeros(0, *p.shape) for p in parameters.values()],
-        x.new_zeros(0),
-        None,
-    )
 
 
 __all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy"]

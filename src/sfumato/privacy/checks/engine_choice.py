@@ -46,11 +46,13 @@ class Choice:
         engine: The fastest engine that is right.
         narrowest: The least precise floating-point type that the model computes in.
         passed_over: Faster engines by name, with the reason why each is not right.
+        repeats: Whether the model draws no random numbers.
     """
 
     engine: Engine
     narrowest: torch.dtype
     passed_over: dict[str, str] = field(default_factory=dict)
+    repeats: bool = False
 
 
 @contextmanager
@@ -65,7 +67,13 @@ def _checking(objective: Objective, device: torch.device) -> Iterator[None]:
 
 
 def choose_engine(
-    objective: Objective, x: Tensor, y: Tensor, *, check: bool = True, compiled: bool = False
+    objective: Objective,
+    x: Tensor,
+    y: Tensor,
+    *,
+    check: bool = True,
+    compiled: bool = False,
+    at_size: bool = True,
 ) -> Choice:
     """Return the fastest engine that is right for a model on batches like this one.
 
@@ -76,6 +84,8 @@ def choose_engine(
         check: Compare engines with one example at a time; if not, the first that runs is taken.
         compiled: Whether the engine only serves as the reference of a compiled one, which is
             compared at full size itself.
+        at_size: Check batches of full size too. If not, small ones are enough for a model that
+            repeats itself, and a batch of full size is still to be compared with itself.
 
     Raises:
         UserError: If one example can reach another.
@@ -89,17 +99,18 @@ def choose_engine(
         if check:
             comparison = how_to_compare(objective.model, draws.x(3))
             refuse_mixing_loss(objective, draws, x.shape[0])
-            random = comparison != "as it is"
-            refuse_mixing_model(objective, draws, x.shape[0], random=random)
-        size = min(y.shape[0], _ENOUGH) if compiled else y.shape[0]
+            at_size = at_size or comparison != "as it is"
+            rows = x.shape[0] if at_size else 0
+            refuse_mixing_model(objective, draws, rows, random=comparison != "as it is")
+        size = min(y.shape[0], _ENOUGH) if compiled else y.shape[0] if at_size else 3
         trial = _trial(objective, draws, size if check else 3, own, comparison)
         for engine in _candidates(objective, draws.x(objective.views)):
-            said = objection(trial, engine, (2, 3))
-            if check and y.shape[0] > size and isinstance(engine, Operators):
+            said = objection(trial, engine, (2, 3) if at_size else (3,))
+            if check and at_size and y.shape[0] > size and isinstance(engine, Operators):
                 said = said or outputs_by_size(trial, draws.x(x.shape[0]))
             if said is None:
                 passed_over.pop(engine.name, None)
-                return Choice(engine, own, passed_over)
+                return Choice(engine, own, passed_over, comparison == "as it is")
             if said.startswith(MOVES) and isinstance(engine, Vectorised):
                 # The model ran on one example at a time, so the cause is the loss or kept state.
                 raise UserError(
@@ -108,6 +119,8 @@ def choose_engine(
                     "loss keep between calls."
                 )
             passed_over[engine.name] = said
+        if check and not at_size:
+            refuse_mixing_at(objective, draws, x.shape[0])
     return Choice(OneAtATime(objective), own, passed_over)
 
 

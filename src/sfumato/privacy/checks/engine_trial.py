@@ -18,7 +18,7 @@ from sfumato.privacy.checks.agreement import (
     rounding,
     tolerance,
 )
-from sfumato.privacy.checks.isolation import LOOSE, SUMS, look, without
+from sfumato.privacy.checks.isolation import LOOSE, SUMS, Change, look, without
 from sfumato.privacy.checks.model_under_test import Comparison, held, widened
 from sfumato.privacy.checks.random_inputs import CUT, KINDS, replacement
 from sfumato.privacy.engines.engine import Engine
@@ -135,10 +135,10 @@ def _few(trial: Trial, engine: Engine, examples: int) -> tuple[str, Gradients]:
     """An objection to an engine in a small batch, or an empty string, and the gradients."""
     x, y = trial.few(examples)
     ours = trial.run(engine, x, y)
-    changes = [(examples - 1, KINDS[-1])]
+    changes: list[Change] = [{examples - 1: KINDS[-1]}]
     if examples == 3:
-        # A model may sort rows, and only such examples change the order.
-        changes += [(0, "zeros"), (0, CUT), (2, CUT), (1, "large"), (2, "opposite")]
+        # A model may sort rows, and only such examples change the order. Each row stays once.
+        changes = [{1: CUT, 2: KINDS[-1]}, {0: "zeros", 1: "large"}, {0: CUT, 2: "opposite"}]
     views = trial.objective.views
 
     def run(x: Tensor, y: Tensor) -> Gradients:
@@ -201,7 +201,7 @@ def _full(trial: Trial, engine: Engine, few: Gradients | None) -> str:
         few = run(*trial.few(3)) if few is None else few
         if said := _by_size(trial, engine, some, few):
             return said
-    changes = [(len(trial.y) // 3, KINDS[-1])]
+    changes = [{len(trial.y) // 3: KINDS[-1]}]
     views = trial.objective.views
     wide = partial(_in_double, trial, engine)
     return _moves_with(run, trial.x, trial.y, changes, views, ours, wide)
@@ -255,12 +255,12 @@ def _moves_with(
     run: _Run,
     x: Tensor,
     y: Tensor,
-    changes: Sequence[tuple[int, str]],
+    changes: Sequence[Change],
     views: int,
     baseline: Gradients,
-    in_double: Callable[[Tensor, Tensor, Sequence[tuple[int, str]]], str | None] | None = None,
+    in_double: Callable[[Tensor, Tensor, Sequence[Change]], str | None] | None = None,
 ) -> str:
-    """A sentence if other examples' norms and losses move when one example is replaced.
+    """A sentence if other examples' norms and losses move when some examples are replaced.
 
     A kernel that adds in any order may return the same bits twice and others once, so differences
     that rounding may make are looked for in float64, where they are a million times smaller.
@@ -269,7 +269,7 @@ def _moves_with(
         run: Gradients of a batch.
         x: Inputs.
         y: Targets.
-        changes: Examples to replace, each by a kind of replacement.
+        changes: Examples to replace at once, each by a kind of replacement.
         views: Rows per example.
         baseline: The gradients of the batch as it is.
         in_double: The same in float64, or None where the model does not run in it.
@@ -277,17 +277,22 @@ def _moves_with(
     norms, losses = baseline.squared_norms(), baseline.losses
     del baseline
     moved = 0.0
-    for j, kind in changes:
+    waiting = list(changes)
+    while waiting:
+        change = waiting.pop(0)
         changed = x
-        for row in range(j * views, (j + 1) * views):
-            changed = replacement(changed, row, kind)
+        for j, kind in change.items():
+            for row in range(j * views, (j + 1) * views):
+                changed = replacement(changed, row, kind)
         try:
             after = run(changed, y)
         except Exception as error:
             if out_of_memory(error):
                 raise
+            # A model may refuse one of several replacements.
+            waiting += [{j: kind} for j, kind in change.items()] if len(change) > 1 else []
             continue
-        others = without(y.shape[0], j).to(norms.device)
+        others = without(y.shape[0], *change).to(norms.device)
         moved = max(
             moved,
             distance(norms[others], after.squared_norms()[others]),
@@ -305,7 +310,7 @@ def _moves_with(
 
 
 def _in_double(
-    trial: Trial, engine: Engine, x: Tensor, y: Tensor, changes: Sequence[tuple[int, str]]
+    trial: Trial, engine: Engine, x: Tensor, y: Tensor, changes: Sequence[Change]
 ) -> str | None:
     """The result of `_moves_with` in float64, or None if the model does not run in it."""
     if x.dtype == torch.float64 or (wide := trial.wide) is None:

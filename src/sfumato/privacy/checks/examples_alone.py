@@ -71,8 +71,8 @@ def agree(
     exactly, roughly = rounding(engine.narrowest), tolerance(engine.narrowest, confirmed=True)
     for k, pick in enumerate(alone.picks.tolist()):
         ours, wanted = _one(found, pick), _one(alone.gradients, k)
-        off, length = float((ours - wanted).norm()), float(wanted.norm())
-        if not (math.isfinite(length) or math.isfinite(float(ours.norm()))):
+        off, length = _length(ours, wanted), _length(wanted)
+        if not (math.isfinite(length) or math.isfinite(_length(ours))):
             continue  # Not finite, so it adds nothing.
         same = same and off <= exactly * max(least, length)
         if off <= roughly * max(least, length):
@@ -119,8 +119,8 @@ def _agree_in_double(
             return None
     for k in range(len(alone.picks)):
         one, other = _one(ours, k), _one(wanted, k)
-        off, length = float((one - other).norm()), float(other.norm())
-        if not (math.isfinite(length) or math.isfinite(float(one.norm()))):
+        off, length = _length(one, other), _length(other)
+        if not (math.isfinite(length) or math.isfinite(_length(one))):
             continue
         if off <= tolerance(torch.float64) * max(least, length):
             continue
@@ -146,7 +146,15 @@ def _slope(engine: PerExample, alone: Alone) -> float:
     return float(found.squared_norms().sum(1).sqrt().nan_to_num(0, 0, 0).max())
 
 
-def _one(found: Gradients | Fused, example: int) -> Tensor:
-    """The whole gradient of one example, as one vector."""
+def _one(found: Gradients | Fused, example: int) -> list[Tensor]:
+    """The gradients of one example."""
     weight = torch.ones(1, 1, dtype=torch.float64, device=found.losses.device)
-    return torch.cat([t.flatten().double() for t in found.some([example]).weighted_sum(weight)])
+    return found.some([example]).weighted_sum(weight)
+
+
+def _length(gradients: list[Tensor], without: list[Tensor] | None = None) -> float:
+    """The norm of gradients, or of their difference from others."""
+    if without is not None:
+        gradients = [a - b for a, b in zip(gradients, without, strict=True)]
+    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in gradients]
+    return float(torch.stack(norms).norm()) if norms else 0.0

@@ -5,8 +5,9 @@ Works on the plain model, forward and backward, without any of the engine's own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +26,9 @@ SUMS = 1e-12
 """Relative difference that the order of sums in float64 explains, on any device."""
 
 
-def without(rows: int, j: int) -> Tensor:
-    """The indices of all rows but j."""
-    return torch.arange(rows) != j
+def without(rows: int, *changed: int) -> Tensor:
+    """All rows but those that are changed, as a mask."""
+    return ~torch.isin(torch.arange(rows), torch.tensor(changed))
 
 
 @dataclass
@@ -41,6 +42,9 @@ class Seen:
 
 Losses = Callable[[Tensor], Tensor]
 """From outputs to one loss per row, targets included."""
+
+Change = Mapping[int, str]
+"""Rows to change at once, each with its kind of replacement (one of `KINDS`)."""
 
 
 def look(
@@ -99,19 +103,20 @@ def how_examples_mix(
     model: nn.Module,
     x: Tensor,
     *,
-    changes: Iterable[tuple[int, str]],
+    changes: Iterable[Change],
     losses: Losses | None = None,
     at: int = PROBE_SEED,
     before: Snapshot | None = None,
 ) -> Mixing | None:
-    """Run the model with one example changed at a time, and compare everything of the others.
+    """Run the model with some examples changed, and compare everything of the others.
 
-    Differences that rounding may make are looked for in float64, if the model runs in it.
+    Differences that rounding may make are looked for in float64, if the model runs in it. Where
+    two examples that are changed at once move others, or fail, each is changed by itself.
 
     Args:
         model: The model, in the mode in which it will run.
         x: Random inputs.
-        changes: Rows to change, each with its kind of replacement (one of `KINDS`).
+        changes: Rows to change at once, one pass for each item.
         losses: If given, gradients with respect to the inputs are compared too.
         at: Seed of the model's own random numbers.
         before: A snapshot of the model as it is now, if there is one already.
@@ -125,37 +130,52 @@ def how_examples_mix(
     if complaint := shape_complaint(baseline.outputs, rows):
         return Mixing("outputs", complaint, float("nan"))
     tolerance: float | None = None
-    for j, kind in changes:
-        changed = replacement(x, j, kind)
+    for change in changes:
+        changed = x
+        for j, kind in change.items():
+            changed = replacement(changed, j, kind)
+        alone = [{j: kind} for j, kind in change.items()] if len(change) > 1 else []
+        again = partial(how_examples_mix, model, x, losses=losses, at=at, before=before)
         try:
             seen = look(model, changed, losses, at=at, before=before)
         except Exception as error:
             if out_of_memory(error):
                 raise
-            continue  # A model may refuse values that its real inputs never have; that is no leak.
-        others = without(rows, j)
+            # A model may refuse values that its real inputs never have; that is no leak.
+            if alone and (found := again(changes=alone)) is not None:
+                return found
+            continue
+        others = without(rows, *change)
         amount, what = _moved(baseline, seen, others)
         if amount and tolerance is None:
-            again = look(model, x, losses, at=at, before=before)
-            exact = _moved(baseline, again, torch.ones(rows, dtype=torch.bool))[0] == 0
+            repeated = look(model, x, losses, at=at, before=before)
+            exact = _moved(baseline, repeated, torch.ones(rows, dtype=torch.bool))[0] == 0
             tolerance = 0.0 if exact else LOOSE.get(x.dtype, 1e-2)
         rounds = amount <= LOOSE.get(x.dtype, 0.0)
         if not amount <= (tolerance or 0.0) and not (
             rounds and _vanishes_in_double(model, (x, changed), losses, others, at)
         ):
+            if alone and (found := again(changes=alone)) is not None:
+                return found
             where = culprit(
                 model,
                 lambda: look(model, x, losses, at=at),
                 lambda changed=changed: look(model, changed, losses, at=at),  # type: ignore[misc]
                 others,
             )
-            by = "" if kind == "not finite" else f" by {amount:.1e}"
-            made = "making one example NaN" if kind == "not finite" else "changing one example"
-            return Mixing(what, f"{made} moves the {what} of the others{by}", amount, where)
+            return Mixing(what, _sentence(change, what, amount), amount, where)
         if name := baseline.state.first_difference(seen.state):
             how = f"the forward pass keeps what it has seen of the data in '{name}'"
             return Mixing("state", how, float("nan"))
     return None
+
+
+def _sentence(change: Change, what: str, amount: float) -> str:
+    """Say that others moved with the changed examples."""
+    many = "one example" if len(change) == 1 else "some examples"
+    if set(change.values()) == {"not finite"}:
+        return f"making {many} NaN moves the {what} of the others"
+    return f"changing {many} moves the {what} of the others by {amount:.1e}"
 
 
 def _vanishes_in_double(

@@ -18,30 +18,32 @@ _SMALL = 5
 def refuse_mixing_model(
     objective: Objective, draws: Draws, rows: int, *, random: bool, gradients: bool = True
 ) -> None:
-    """Change one example, in small batches and in one of full size, and compare the others.
+    """Change examples in small batches, and one in a batch of full size; compare the others.
 
     Args:
         objective: The model and its loss.
         draws: Random inputs and targets.
-        rows: The full size.
+        rows: The full size, or 0 for batches of three and five rows only.
         random: Whether the model draws random numbers, so that one seed may hide something.
-        gradients: Compare gradients too, in small batches; outputs alone if not.
+        gradients: Compare gradients too, in small batches of random rows; outputs alone if not.
 
     Raises:
         UserError: One example moves another's output or gradient, or the state of the model.
     """
     five, before = draws.x(5), Snapshot(objective.model)
-    plans = [Plan(draws.x(2), [(0, "large"), (1, "other")])]
-    plans += [Plan(five, [(j, KINDS[(j + k) % 5]) for j in range(5) for k in (0, 2)])]
+    # Each row is changed twice, in two ways and beside two others, so each pair is compared.
+    plans = [Plan(five, [{j: KINDS[j], (j + 2) % 5: KINDS[(j + 4) % 5]} for j in range(5)])]
+    if rows:
+        plans = [Plan(draws.x(2), [{0: "large"}, {1: "other"}]), *plans]
     loss = objective.loss if gradients else None
     for plan in plans:
         _refuse(objective, draws, plan, before, loss)
     if random:
         for k in range(1, 9):
-            _refuse(objective, draws, Plan(five, [(2, "other")]), before, loss, at=PROBE_SEED + k)
+            _refuse(objective, draws, Plan(five, [{2: "other"}]), before, loss, at=PROBE_SEED + k)
     for plan in image_plans(draws.like_x):
         try:
-            _refuse(objective, draws, plan, before, loss)
+            _refuse(objective, draws, plan, before, None)
         except UserError:
             raise
         except Exception as error:
@@ -63,8 +65,8 @@ def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
         UserError: As `refuse_mixing_model`.
     """
     images = alike(image_rows(draws.like_x, rows))
-    plans = [Plan(draws.x(rows), [(rows - 1, "other"), (0, "other")])]
-    plans += [Plan(images, [(0, "darker"), (0, "opposite")])]
+    plans = [Plan(draws.x(rows), [{rows - 1: "other"}, {0: "other"}])]
+    plans += [Plan(images, [{0: "darker"}, {0: "opposite"}])]
     before = Snapshot(objective.model)
     # At full size the forward pass suffices: the engine's own gradients are compared later.
     loss = objective.loss if rows <= _SMALL else None

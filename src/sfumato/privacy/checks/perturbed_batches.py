@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfumato.privacy.checks.isolation import Change
 from sfumato.privacy.checks.random_inputs import IMAGE_KINDS, image_rows, random_rows
 
 
@@ -16,11 +17,11 @@ class Plan:
 
     Attributes:
         x: The batch.
-        changes: Rows to change, each with a kind of replacement (see `random_inputs`).
+        changes: Rows to change at once, each with a kind of replacement (see `random_inputs`).
     """
 
     x: Tensor
-    changes: list[tuple[int, str]]
+    changes: list[Change]
 
 
 def image_plans(like: Tensor) -> list[Plan]:
@@ -30,11 +31,11 @@ def image_plans(like: Tensor) -> list[Plan]:
     another, and examples that are all the same.
     """
     images = image_rows(like, 3)
-    plans = [Plan(images, list(enumerate(IMAGE_KINDS)))]
+    plans = [Plan(images, [{j: kind} for j, kind in enumerate(IMAGE_KINDS)])]
     if like.is_floating_point():
         whole = (255 * random_rows(like, 3, positive=True)).round()
-        plans += [Plan(_brightest_first(whole), [(0, "darker"), (1, "white")])]
-    plans += [Plan(images[:1].expand_as(images).clone(), [(1, "darker")])]
+        plans += [Plan(_brightest_first(whole), [{0: "darker"}, {1: "white"}])]
+    plans += [Plan(images[:1].expand_as(images).clone(), [{1: "darker"}])]
     return plans
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -221,3 +221,14 @@ def _squared_norms(block: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(block[:, :, whole:], dim=2, dtype=narrow)
         total += norms.to(wide).square().sum(0)
     return total
+
+
+def no_gradients(x: Tensor, parameters: Mapping[str, Tensor]) -> Gradients:
+    """The gradients of no examples."""
+    return Gradients(
+        tuple(parameters),
+        tuple(p.shape for p in parameters.values()),
+        [p.new_zeros(0, *p.shape) for p in parameters.values()],
+        x.new_zeros(0),
+        None,
+    )

@@ -131,6 +131,17 @@ def hook_keys(model: nn.Module) -> tuple[int, ...]:
     return tuple(key for hooks in holders if hooks for key in hooks)
 
 
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
+def plain_settings(model: nn.Module) -> tuple[object, ...]:
+    """The numbers, words and flags among the attributes of a model's modules.
+
+    A compiled pass has the settings that the model had when it was traced.
+    """
+    return tuple(v for m in model.modules() for v in vars(m).values() if type(v) in _PLAIN)
+
+
 def _devices(model: nn.Module) -> list[int]:
     tensors = (*model.parameters(), *model.buffers())
     found = {t.device.index for t in tensors if t.device.type == "cuda"}

@@ -292,19 +292,19 @@ def _scan(trial: Trial, batch: int, seed: int, *, thorough: bool) -> Mixing | No
     model, draws = trial.model, trial.draws
     last = batch - 1
     plans = [
-        (3, [(j, KINDS[j]) for j in range(3)], seed),
-        (batch, [(batch // 2, "other"), (last, "not finite")], seed),
+        (3, [{j: KINDS[j]} for j in range(3)], seed),
+        (batch, [{batch // 2: "other"}, {last: "not finite"}], seed),
     ]
     if thorough:
         plans = [
-            (2, [(j, kind) for j in range(2) for kind in KINDS], seed),
-            (3, [(j, KINDS[(j + k) % len(KINDS)]) for j in range(3) for k in (0, 2)], seed),
-            (8, [(j, "other") for j in range(8)] + [(3, "not finite")], seed),
-            (batch, [(0, "large"), (batch // 2, "other"), (last, "opposite")], seed),
+            (2, [{j: kind} for j in range(2) for kind in KINDS], seed),
+            (3, [{j: KINDS[(j + k) % len(KINDS)]} for j in range(3) for k in (0, 2)], seed),
+            (8, [{j: "other"} for j in range(8)] + [{3: "not finite"}], seed),
+            (batch, [{0: "large"}, {batch // 2: "other"}, {last: "opposite"}], seed),
             *plans[1:],
         ]
     if thorough and is_random(model, draws.x(3)):
-        plans += [(8, [(k % 8, "other")], seed + k) for k in range(1, 17)]
+        plans += [(8, [{k % 8: "other"}], seed + k) for k in range(1, 17)]
     for size, changes, at in plans:
         losses = _losses(trial, draws.y(size))
         found = how_examples_mix(model, draws.x(size), changes=changes, losses=losses, at=at)
@@ -316,7 +316,7 @@ def _scan(trial: Trial, batch: int, seed: int, *, thorough: bool) -> Mixing | No
 def _scan_images(trial: Trial, batch: int, seed: int) -> Mixing | None:
     """Change examples among images instead of random inputs, if the model takes images."""
     images = alike(image_rows(trial.like_x, batch))
-    plans = [*image_plans(trial.like_x), Plan(images, [(0, "darker"), (batch - 1, "opposite")])]
+    plans = [*image_plans(trial.like_x), Plan(images, [{0: "darker"}, {batch - 1: "opposite"}])]
     for plan in plans:
         losses = _losses(trial, trial.draws.y(len(plan.x)))
         try:
