@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from sfumato.errors import UserError
@@ -317,10 +318,10 @@ def test_a_model_that_runs_one_example_at_a_time_warns_once() -> None:
     class Sums(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.r = nn.GRU(4, 3, batch_first=True)
+            self.r = nn.GRU(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.r(x)[0].sum(1)
+            out: Tensor = pad_packed_sequence(self.r(pack_sequence(list(x)))[0])[0].sum(0)
             return out
 
     x, y = torch.randn(3, 5, 4), torch.zeros(3, dtype=torch.long)

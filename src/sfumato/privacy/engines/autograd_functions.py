@@ -21,7 +21,7 @@ from torch import Tensor
 from sfumato.privacy.engines.convolution_gradients import Pair, conv_weight_gradients
 
 
-def _unobserved(backward: Callable[..., Any]) -> Callable[[Any, Tensor], Any]:
+def unobserved(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward pass that the modes which watch the model's operators do not see.
 
     No parameter meets the batch in its operators, which are many and small. What was saved is
@@ -29,10 +29,10 @@ def _unobserved(backward: Callable[..., Any]) -> Callable[[Any, Tensor], Any]:
     """
 
     @functools.wraps(backward)
-    def run(ctx: Any, d: Tensor) -> Any:
+    def run(ctx: Any, *gradients: Tensor | None) -> Any:
         saved = ctx.saved_tensors
         with torch._C.DisableTorchFunction():
-            return backward(ctx, saved, d)
+            return backward(ctx, saved, *gradients)
 
     return run
 
@@ -72,7 +72,7 @@ class _Convolution(torch.autograd.Function):
         return y
 
     @staticmethod
-    @_unobserved
+    @unobserved
     def backward(ctx: Any, saved: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = saved
         stride, padding, dilation, groups, transposed, output_padding, views = ctx.settings
@@ -125,7 +125,7 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    @_unobserved
+    @unobserved
     def backward(ctx: Any, saved: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = saved
         needs_x, _, _, needs_weight, needs_bias = ctx.needs_input_grad[:5]
@@ -188,7 +188,7 @@ class _GroupNorm(torch.autograd.Function):
         return normed
 
     @staticmethod
-    @_unobserved
+    @unobserved
     def backward(ctx: Any, saved: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse = saved
         shape, views = ctx.settings
@@ -229,7 +229,7 @@ class _Embedding(torch.autograd.Function):
         return F.embedding(x, weight)
 
     @staticmethod
-    @_unobserved
+    @unobserved
     def backward(ctx: Any, saved: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = saved
         (rows, width), padding, views = ctx.settings

@@ -70,9 +70,14 @@ class KeyedDraws:
     def __init__(self, keys: Tensor) -> None:
         self._keys, self._calls = keys, 0
 
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self._keys)
+
     def uniform(self, shape: tuple[int, ...]) -> Tensor | None:
         """Uniform numbers in [0, 1) for a tensor whose first dimension has the rows, or None."""
-        rows = len(self._keys)
+        rows = self.rows
         if not shape or not shape[0] or shape[0] % rows:
             return None
         self._calls += 1

@@ -25,6 +25,7 @@ from sfumato.privacy.engines.compiled_rules import linear as output_linear
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
 from sfumato.privacy.engines.convolution_rules import convolution, transposed_convolution
 from sfumato.privacy.engines.leaves import NotPerOperator
+from sfumato.privacy.engines.recurrent_rules import RECURRENT
 from sfumato.privacy.engines.row_place import Place
 
 
@@ -338,5 +339,6 @@ RULES: dict[Any, Rule] = {
     Tensor.__setitem__: assignment,
     _T.__setitem__: assignment,
     F.scaled_dot_product_attention: attention,
+    **RECURRENT,
 }
 """The rule of each operator in which a weight may meet the batch."""
