@@ -20,6 +20,21 @@ _DECAYING: dict[str, Any] = {
 }
 """Improvements without privacy, for Fashion-MNIST; settled by reason, before any run."""
 
+_MIRRORED = _DECAYING | {"training.test_views": "flip"}
+"""The same with mirror images at test time too; settled by reason, after runs without them were
+tested."""
+
+_FEWER_STEPS: dict[str, Any] = PLD | {
+    "privacy.tuned": "the validation accuracy of five runs on 50 000 of the 60 000 training "
+    "images: the published setting, and batches of 2048 for 20 epochs at three rates and with "
+    "normalised gradients",
+    "training.batch": 2048,
+    "training.epochs": 20.0,
+    "training.average": 0.98,
+    "optimizer.schedule": "cosine",
+}
+"""Improvements for Adam with batches of 1024, found on held-out images."""
+
 _LONGER = _DECAYING | {"training.epochs": 40.0}
 """The same with batches of 1024, for as many epochs as with 256: with the seven that the privacy
 budget is for, one run had 87.2 % on the test set."""
@@ -168,10 +183,11 @@ def _table_5() -> list[Row]:
     for method, batch, private, bare_accuracy, lr, note in table5:
         recipe = f"{method}-b{batch}-fashion-eps2.7"
         alias = "fashion-tanh" if (method, batch) == ("tanh", 1024) else ""
-        rows.append(_row("table 5", recipe, private, note, alias=alias, **averaged))
+        tuned = {"best": _FEWER_STEPS} if (method, batch) == ("adam", 1024) else averaged
+        rows.append(_row("table 5", recipe, private, note, alias=alias, **tuned))
         changes = NOT_PRIVATE | {"optimizer.lr": lr}
         name = f"{method}-b{batch}-fashion-not-private"
-        better = _DECAYING if batch == 256 else _LONGER
+        better = _MIRRORED if batch == 256 else _LONGER
         bare: dict[str, Any] = {"name": name, "changes": changes, "best": better}
         rows.append(_row("table 5", recipe, bare_accuracy, **bare))
     return rows
