@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.privacy.engines.convolution_gradients import Pair, conv_weight_gradients
+from sfumato.privacy.engines.volume_gradients import Sizes, filter_gradients
 
 
 def unobserved(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,12 +54,12 @@ class _Convolution(torch.autograd.Function):
         bias: Tensor | None,
         weight_leaf: Tensor | None,
         bias_leaf: Tensor | None,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
+        stride: Sizes,
+        padding: Sizes,
+        dilation: Sizes,
         groups: int,
         transposed: bool,
-        output_padding: Pair,
+        output_padding: Sizes,
         views: int,
     ) -> Tensor:
         # With a frozen weight only the shape of x is needed, so x may be changed in place.
@@ -89,13 +89,13 @@ class _Convolution(torch.autograd.Function):
             # output gradients as input and the inputs as output gradients.
             source, target, pad = (d, x, padding) if transposed else (x, d, padding)
             if any(output_padding):
-                (ph, pw), (oh, ow) = padding, output_padding
-                source = F.pad(d, (pw, pw - ow, ph, ph - oh))
-                pad = (0, 0)
-            dw = conv_weight_gradients(
+                ends = zip(padding, output_padding, strict=True)
+                source = F.pad(d, [n for p, o in reversed([*ends]) for n in (p, p - o)])
+                pad = (0,) * len(padding)
+            dw = filter_gradients(
                 source,
                 target,
-                kernel=(weight.shape[2], weight.shape[3]),
+                kernel=tuple(weight.shape[2:]),
                 stride=stride,
                 padding=pad,
                 dilation=dilation,

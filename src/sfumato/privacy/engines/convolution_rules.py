@@ -17,7 +17,7 @@ CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "grou
 
 
 def convolution(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """`F.conv1d` and `F.conv2d`, with every stride, padding, dilation and grouping."""
+    """`F.conv1d`, `F.conv2d` and `F.conv3d`, with every stride, padding, dilation and grouping."""
     return _convolved(met, **named(CONVOLUTION, args, kwargs))
 
 
@@ -31,7 +31,6 @@ def _convolved(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    flat = weight.dim() == 3
     size = tuple(weight.shape[2:])
     stride, dilation = _each(stride, len(size)), _each(dilation, len(size))
     x = met.contact.place.leading(input, met.leaves.rows)
@@ -46,13 +45,30 @@ def _convolved(
         leaf = met.leaves.defer(weight, x, at, x.shape[0], *shape[1:])
         y = filters(FilterLeaves(values, shift, met.leaves.of(bias), at, output=leaf), x)
         return met.contact.output.back(y, met.leaves.rows)
+    zeros = (0,) * len(size)
+    settings = stride, padding, dilation, groups, False, zeros
+    return _run(met, (x, values, shift), (weight_leaf, met.leaves.of(bias)), settings)
+
+
+def _run(met: Met, given: Any, leaves: tuple[Tensor | None, Tensor | None], own: Any) -> Tensor:
+    """Run a convolution over rows that lead; one of one dimension has a second of size one.
+
+    Args:
+        met: The contact.
+        given: Input, and the values of filters and bias.
+        leaves: The leaves of filters and bias.
+        own: Stride, padding, dilation, groups, whether it is transposed, and output padding.
+    """
+    (x, values, shift), (weight_leaf, bias_leaf) = given, leaves
+    stride, padding, dilation, groups, transposed, more = own
+    flat = values.dim() == 3
     if flat:
         x, values = x.unsqueeze(2), values.unsqueeze(2)
-        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+        stride, padding, dilation, more = (1, *stride), (0, *padding), (1, *dilation), (0, *more)
         weight_leaf = None if weight_leaf is None else weight_leaf.unsqueeze(3)
     y = autograd_functions.convolution(
-        x, values, shift, weight_leaf, met.leaves.of(bias),
-        stride, padding, dilation, groups, False, (0, 0), met.copies,
+        x, values, shift, weight_leaf, bias_leaf,
+        stride, padding, dilation, groups, transposed, more, met.copies,
     )  # fmt: skip
     return met.contact.output.back(y.squeeze(2) if flat else y, met.leaves.rows)
 
@@ -63,7 +79,7 @@ _TRANSPOSED = (
 
 
 def transposed_convolution(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """`F.conv_transpose2d`."""
+    """`F.conv_transpose1d`, `F.conv_transpose2d` and `F.conv_transpose3d`, with every option."""
     own = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
     own |= named(_TRANSPOSED, args, kwargs)
     bias: Any = own["bias"]
@@ -71,12 +87,12 @@ def transposed_convolution(met: Met, function: Rule, args: Any, kwargs: dict[str
     weight: Any = own["weight"]
     shift = None if bias is None else met.leaves.value(bias)
     given = autograd_functions.cast_values(x, met.leaves.value(weight), shift)
-    y = autograd_functions.convolution(
-        *given, met.leaves.of(weight), met.leaves.of(bias),
-        _each(own["stride"], 2), _each(own["padding"], 2), _each(own["dilation"], 2),
-        own["groups"], True, _each(own["output_padding"], 2), met.copies,
-    )  # fmt: skip
-    return met.contact.output.back(y, met.leaves.rows)
+    stride, padding, dilation, more = (
+        _each(own[name], weight.dim() - 2)
+        for name in ("stride", "padding", "dilation", "output_padding")
+    )
+    settings = stride, padding, dilation, own["groups"], True, more
+    return _run(met, given, (met.leaves.of(weight), met.leaves.of(bias)), settings)
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:
@@ -112,3 +128,17 @@ def zero_padding(
         padding = tuple(n // 2 for n in total)
     ends = (0, 0) if padding == "valid" else _each(padding, 2)
     return (steps[0], steps[1]), (ends[0], ends[1]), (gaps[0], gaps[1])
+
+
+CONVOLUTIONS: dict[Any, Rule] = {
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolution),
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), convolution),
+    **dict.fromkeys(
+        (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), transposed_convolution
+    ),
+    **dict.fromkeys(
+        (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+        transposed_convolution,
+    ),
+}
+"""The rules of convolutions by their functions."""

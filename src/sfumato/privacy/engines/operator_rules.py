@@ -23,7 +23,7 @@ from sfumato.kernels.definitions import Geometry
 from sfumato.privacy.engines import autograd_functions
 from sfumato.privacy.engines.compiled_rules import linear as output_linear
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
-from sfumato.privacy.engines.convolution_rules import convolution, transposed_convolution
+from sfumato.privacy.engines.convolution_rules import CONVOLUTIONS
 from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.recurrent_rules import RECURRENT
 from sfumato.privacy.engines.row_place import Place
@@ -324,8 +324,7 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(_methods("index_select"), index_select),
     **dict.fromkeys(_methods("addmm"), addmm),
     **dict.fromkeys([torch.einsum, torch.functional.einsum], einsum),
-    **dict.fromkeys([F.conv1d, F.conv2d, torch.conv1d, torch.conv2d], convolution),
-    **dict.fromkeys([F.conv_transpose2d, torch.conv_transpose2d], transposed_convolution),
+    **CONVOLUTIONS,
     **dict.fromkeys([F.layer_norm, F.rms_norm], layer_norm),
     F.linear: linear,
     F.group_norm: group_norm,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -192,19 +193,21 @@ def _block(t: Tensor) -> Tensor:
     """View `(examples, *shape)` as `(taps, examples, rest)` without copying where possible."""
     if not t.shape[0]:
         return t.new_zeros(1, 0, 0)
-    if t.dim() == 5:
-        taps_first = t.permute(3, 4, 0, 1, 2)
-        evenly = taps_first.stride(0) == t.shape[4] * taps_first.stride(1) or t.shape[3] == 1
-        if evenly and taps_first[0, 0].is_contiguous():
-            return taps_first.reshape(-1, t.shape[0], t.shape[1] * t.shape[2])
+    if t.dim() in (5, 6):
+        taps = range(3, t.dim())
+        each = pairwise(taps)
+        evenly = all(t.stride(a) == t.shape[b] * t.stride(b) or t.shape[a] == 1 for a, b in each)
+        if evenly and t.flatten(3)[..., 0].is_contiguous():
+            return t.permute(*taps, 0, 1, 2).reshape(-1, t.shape[0], t.shape[1] * t.shape[2])
     return t.reshape(1, t.shape[0], -1)
 
 
 def _unblock(total: Tensor, shape: torch.Size) -> Tensor:
     if total.shape[0] == 1:
         return total.view(shape)
-    out, channels, kh, kw = shape
-    return total.view(kh, kw, out, channels).permute(2, 3, 0, 1).contiguous()
+    taps = len(shape) - 2
+    lain = total.view(*shape[2:], *shape[:2])
+    return lain.permute(taps, taps + 1, *range(taps)).contiguous()
 
 
 def _squared_norms(block: Tensor) -> Tensor:
