@@ -46,6 +46,15 @@ class Meeting(nn.Module):
         return out
 
 
+def bilinear_first(z: Tensor, w: Tensor) -> Tensor:
+    z = z.transpose(0, 1)
+    return F.bilinear(z, z[..., :2].tanh(), w).transpose(0, 1)
+
+
+def bilinear_frozen(z: Tensor, w: Tensor) -> Tensor:
+    return F.bilinear(z, z[..., :2].tanh(), w.detach(), w[:, 0, 0])
+
+
 def index(z: Tensor) -> Tensor:
     return z.mean((1, 2)).gt(0).long()
 
@@ -94,6 +103,18 @@ MEETINGS: dict[str, tuple[Meet, tuple[int, ...]]] = {
         (4, WIDTH),
     ),
     "pairwise_distance": (lambda z, w: F.pairwise_distance(z[:, :, None], w), (4, WIDTH)),
+    "bilinear": (
+        lambda z, w: F.bilinear(z[:, 0], z[:, 1, :2], w, z.new_ones(3)), (3, WIDTH, 2)
+    ),
+    "bilinear by name, with a trained bias": (
+        lambda z, w: torch.bilinear(z, z[..., :2].tanh(), weight=w, bias=w[:, 0, 0]), (3, WIDTH, 2)
+    ),
+    "bilinear, sequence first": (bilinear_first, (3, WIDTH, 2)),
+    "bilinear with frozen weights": (bilinear_frozen, (3, WIDTH, 2)),
+    "bilinear of merged tokens": (
+        lambda z, w: F.bilinear(z.flatten(0, 1), z.flatten(0, 1), w).view(len(z), -1),
+        (3, WIDTH, WIDTH),
+    ),
     "cdist": (lambda z, w: torch.cdist(z, w), (4, WIDTH)),
     "assignment to a token": (first_token, (WIDTH,)),
     "assignment to some numbers of each token": (last_numbers, (TOKENS, 2)),

@@ -24,6 +24,7 @@ from sfumato.privacy.engines import autograd_functions
 from sfumato.privacy.engines.compiled_rules import linear as output_linear
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
 from sfumato.privacy.engines.convolution_rules import CONVOLUTIONS
+from sfumato.privacy.engines.embedding_bag_rule import BAGS
 from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.recurrent_rules import RECURRENT
 from sfumato.privacy.engines.row_place import Place
@@ -131,6 +132,20 @@ def inner_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -
     if own.get("dims") not in (1, [[-1], [0]], ([-1], [0]), ((-1,), (0,))):
         raise NotPerOperator("torch.tensordot is used otherwise than as a linear layer")
     return _matrix(met, x, value.t(), None if leaf is None else leaf.transpose(1, 2), None)
+
+
+def bilinear(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`F.bilinear`: a product of the second input and a matrix, then one with the first input."""
+    own = named(("input1", "input2", "weight", "bias"), args, kwargs)
+    first, second, weight = own["input1"], own["input2"], own["weight"]
+    if met.contact.source != 0:
+        raise NotPerOperator("torch.bilinear has a first input that is not the batch")
+    leaf = met.leaves.of(weight)
+    rows = None if leaf is None else leaf.flatten(1, 2)
+    z = _matrix(met, second, met.leaves.value(weight).flatten(0, 1), rows, None)
+    y = (z.view(*z.shape[:-1], *weight.shape[:2]) * first.unsqueeze(-2)).sum(-1)
+    bias = own.get("bias")
+    return y if bias is None else torch.add(y, met.per_row(bias, y.dim()))
 
 
 def addmm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -323,6 +338,7 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys((*_INNER, *_methods("tensordot")), inner_product),
     **dict.fromkeys(_methods("index_select"), index_select),
     **dict.fromkeys(_methods("addmm"), addmm),
+    **dict.fromkeys(_methods("bilinear"), bilinear),
     **dict.fromkeys([torch.einsum, torch.functional.einsum], einsum),
     **CONVOLUTIONS,
     **dict.fromkeys([F.layer_norm, F.rms_norm], layer_norm),
@@ -338,6 +354,7 @@ RULES: dict[Any, Rule] = {
     Tensor.__setitem__: assignment,
     _T.__setitem__: assignment,
     F.scaled_dot_product_attention: attention,
+    **BAGS,
     **RECURRENT,
 }
 """The rule of each operator in which a weight may meet the batch."""
