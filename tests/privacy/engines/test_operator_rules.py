@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from sfumato.privacy import PerExample
 from sfumato.privacy.checks.agreement import errors
+from sfumato.privacy.engines.compiled import Compiled
+from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
+from sfumato.privacy.engines.operators import Operators
+from uncompiled import run_without_code
 
 WIDTH, TOKENS = 6, 5
 
@@ -116,6 +120,33 @@ MEETINGS: dict[str, tuple[Meet, tuple[int, ...]]] = {
         (3, WIDTH, WIDTH),
     ),
     "cdist": (lambda z, w: torch.cdist(z, w), (4, WIDTH)),
+    "concatenation of a token": (
+        lambda z, w: torch.cat([torch.cat([w] * len(z)), z], 1), (1, 2, WIDTH)
+    ),
+    "concatenation of tokens": (
+        lambda z, w: torch.concat([w.tanh()] * len(z)).view(len(z), 2, WIDTH) * z[:, :2], (2, WIDTH)
+    ),
+    "concatenation in another dimension": (
+        lambda z, w: torch.cat((w,) * len(z), dim=-2).transpose(0, 1) * z[:, :2], (2, 1, WIDTH)
+    ),
+    "a stack of a token": (lambda z, w: torch.stack([w] * len(z)) + z, (TOKENS, WIDTH)),
+    "a stack in another dimension": (
+        lambda z, w: torch.stack(tensors=[w] * len(z), dim=-1).movedim(-1, 0) + z, (TOKENS, WIDTH)
+    ),
+    "one entry": (lambda z, w: z * w[1, 2], (2, TOKENS)),
+    "entries in turn": (
+        lambda z, w: w[0, 0] * z + w[-1, 1] * z.square() + (z - w[1, -1]) / (2 + w[1, 0].tanh()),
+        (2, 3),
+    ),
+    "an entry times a number": (lambda z, w: 2 * w[0] * z + z ** (1 + w[1].square()).round(), (2,)),
+    "an entry that is filled in": (
+        lambda z, w: torch.where(z > 0, z, w[1, 2]) + torch.full_like(z, 1.0) * w[0][0], (2, 3)
+    ),
+    "a row and a column": (lambda z, w: z * w[1] + w[:, 2].sum() * z[..., :1], (2, WIDTH)),
+    "rows in turn": (
+        lambda z, w: sum(z[:, k] * row for k, row in enumerate(w)), (TOKENS, WIDTH)  # type: ignore[return-value, misc]
+    ),
+    "entries by unbind": (lambda z, w: z * w.unbind()[1] + w.unbind()[0], (2,)),
     "assignment to a token": (first_token, (WIDTH,)),
     "assignment to some numbers of each token": (last_numbers, (TOKENS, 2)),
     "index_select": (lambda z, w: w.index_select(0, index(z)) * z[:, 0], (2, WIDTH)),
@@ -156,6 +187,21 @@ def test_an_operator_has_the_gradients_of_one_example_at_a_time(name: str, views
     assert max(errors(found, reference).values()) < 1e-4
     assert engine.method == "operators" and not engine.passed_over
     assert "torch.func" not in {path.path for path in engine.paths()}
+
+
+@pytest.mark.parametrize("name", ["concatenation of tokens", "a stack in another dimension"])
+def test_the_compiled_pass_joins_a_weight_with_itself(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_without_code(monkeypatch)
+    torch.manual_seed(0)
+    meet, shape = MEETINGS[name]
+    model, (x, y) = Meeting(meet, *shape).double(), batch(2)
+    objective = Objective(model, views=2)
+    model(x.double())
+    ours = Compiled(objective, x.double(), len(y), torch.float64).gradients(x.double(), y)
+    wanted = Operators(objective).gradients(x.double(), y).squared_norms()
+    torch.testing.assert_close(ours.squared_norms(), wanted, rtol=1e-3, atol=1e-7)
 
 
 def test_a_parameter_that_only_decides_has_no_gradient() -> None:

@@ -56,6 +56,25 @@ def growing(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
     return spread.repeat(*(want // have for want, have in zip(shape, spread.shape, strict=True)))
 
 
+def joining(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`torch.cat` and `torch.stack` of a weight that is listed once for each row of the batch."""
+    own = {"dim": 0, **named(("tensors", "dim"), args, kwargs)}
+    listed: Any = own["tensors"]
+    leaves, place = met.leaves, met.contact.output
+    if (
+        met.contact.source is not None
+        or len(listed) != leaves.rows
+        or set(own) > {"tensors", "dim"}
+    ):
+        raise NotPerOperator("a parameter is joined with something else than itself")
+    if (leaf := leaves.of(listed[0])) is None:
+        raise NotPerOperator("a parameter that is not trained is joined with itself")
+    rows = leaf.unsqueeze(1).expand(-1, leaves.views, *leaf.shape[1:]).flatten(0, 1)
+    if function in _STACKING:
+        return rows.movedim(0, place.dim)
+    return rows.movedim(0, place.dim).flatten(place.dim, place.dim + 1)
+
+
 def masked_fill(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """`torch.masked_fill` of a batch with a weight, or of a weight by a mask of the batch."""
     own = named(("input", "mask", "value"), *met.with_leaves(args, kwargs))
@@ -325,11 +344,13 @@ _ELEMENTWISE = _methods(
 )  # fmt: skip
 
 _INTERLEAVING, _INNER = _methods("repeat_interleave"), _methods("inner")
+_STACKING = _methods("stack")
 
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, broadcasting),
     **dict.fromkeys(_methods("expand", "expand_as", "broadcast_to", "repeat", "tile"), growing),
     **dict.fromkeys(_INTERLEAVING, growing),
+    **dict.fromkeys((*_STACKING, *_methods("cat", "concat", "concatenate")), joining),
     **dict.fromkeys(_methods("masked_fill"), masked_fill),
     **dict.fromkeys(_methods("cosine_similarity", "pairwise_distance", "cdist"), distance),
     **dict.fromkeys(

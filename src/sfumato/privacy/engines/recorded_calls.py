@@ -85,10 +85,15 @@ class Recording:
 
 
 def flat(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Arguments in order, with one level of lists and tuples opened."""
+    """Arguments in order, with one level of lists and tuples opened.
+
+    A list of one tensor several times counts as one: there may be as many as the batch has rows.
+    """
     for value in (*args, *kwargs.values()):
         if isinstance(value, list | tuple):
-            yield from value
+            alike = len(value) > 1 and isinstance(value[0], Tensor)
+            alike = alike and all(t is value[0] for t in value)
+            yield from value[:1] if alike else value
         else:
             yield value
 
