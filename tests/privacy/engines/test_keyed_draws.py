@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 from sfumato.privacy import Flat, GaussianNoise, PoissonSampler
 from sfumato.privacy.engines.compiled import Compiled, Fused
 from sfumato.privacy.engines.keyed_draws import KeyedDraws, RowSeeds
+from sfumato.privacy.engines.leaves import Leaves
 from sfumato.privacy.engines.objective import Objective
-from sfumato.privacy.engines.operators import Operators
+from sfumato.privacy.engines.operators import ContactMode, Operators
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.per_example import PerExample
@@ -52,7 +55,44 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3).flatten(1)
 
 
+class Drawing(nn.Module):
+    """A layer that draws by a function."""
+
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.draw(x)
+
+
+def encoded(x: Tensor) -> Tensor:
+    """A sample of a normal distribution, as variational autoencoders draw it."""
+    mean, deviation = x.chunk(2, 1)
+    return (mean + torch.randn_like(mean) * deviation.exp()).repeat(1, 2)
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "encoder": encoded,
+    "rand_like": lambda x: x * torch.rand_like(x),
+    "randn": lambda x: x + torch.randn(len(x), 12, dtype=x.dtype),
+    "normal_": lambda x: x + x.new_empty(x.shape).normal_(0.5, std=2),
+    "uniform_": lambda x: x + x.new_empty(len(x), 1).uniform_(-1, 2),
+    "exponential_": lambda x: x + torch.empty_like(x).exponential_(lambd=3),
+    "normal": lambda x: x + torch.normal(x.detach(), 0.3),
+    "gumbel": lambda x: x * F.gumbel_softmax(x, tau=0.7),
+    "hard gumbel": lambda x: x + F.gumbel_softmax(x.view(-1, 3, 4), hard=True, dim=1).flatten(1),
+    "feature alpha dropout": lambda x: F.feature_alpha_dropout(x.view(-1, 3, 4), 0.4, True).flatten(
+        1
+    ),
+    "rrelu in place": lambda x: F.rrelu(x * 2, 0.1, 0.9, True, inplace=True),
+    "alpha dropout in place": lambda x: F.alpha_dropout(x * 2, 0.3, True, inplace=True),
+}
+
 LAYERS = {
+    **{kind: (lambda draw=draw: Drawing(draw)) for kind, draw in DRAWS.items()},
+    "rrelu": nn.RReLU,
+    "alpha dropout": lambda: nn.AlphaDropout(0.4),
     "dropout": lambda: nn.Dropout(0.4),
     "in place": lambda: nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.4, inplace=True)),
     "channels": lambda: nn.Sequential(nn.Unflatten(1, (3, 2, 2)), nn.Dropout2d(0.4), nn.Flatten()),
@@ -81,6 +121,66 @@ def test_uniform_numbers_are_fair_and_independent() -> None:
         assert abs(float((centred * shifted).mean()) * 12) < 5 / drawn.numel() ** 0.5
     other = KeyedDraws(keys(400, seed=8)).uniform((400, 500))
     assert other is not None and abs(float((centred * (other - 0.5)).mean()) * 12) < 0.02
+
+
+def moments(x: Tensor) -> Tensor:
+    return torch.stack([x.mean(), x.var(), (x - x.mean()).pow(3).mean(), x.min(), x.max()])
+
+
+@pytest.mark.parametrize(
+    ("draw", "tolerance"),
+    [
+        (lambda x: torch.randn_like(x), 0.05),
+        (lambda x: torch.empty_like(x).normal_(2.0, 0.5), 0.05),
+        (lambda x: torch.normal(x, 0.5), 0.05),
+        (lambda x: torch.empty_like(x).uniform_(-1, 3), 0.03),
+        (lambda x: torch.empty_like(x).exponential_(4.0), 0.02),
+        (lambda x: F.rrelu(x - 2, 0.1, 0.6, True), 0.01),
+        (lambda x: F.alpha_dropout(x, 0.3, True), 0.03),
+        (lambda x: F.gumbel_softmax(x.view(-1, 4))[:, 0], 0.02),
+        (lambda x: F.gumbel_softmax(x.view(-1, 4), hard=True)[:, 0], 0.02),
+    ],
+)
+def test_drawn_numbers_have_the_distribution_of_pytorch(
+    draw: Callable[[Tensor], Tensor], tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(400, 500)
+    leaves = Leaves(400, 1, {}, KeyedDraws(keys(400)))
+    with ContactMode({}, leaves, {}):
+        found = moments(draw(x))
+    state = torch.get_rng_state()
+    wanted = moments(draw(x))
+    assert not torch.equal(state, torch.get_rng_state())
+    torch.testing.assert_close(found[:3], wanted[:3], atol=tolerance, rtol=0.02)
+    torch.testing.assert_close(found[3:], wanted[3:], atol=1.5, rtol=0.5)
+
+
+def test_a_generator_of_the_model_is_its_own() -> None:
+    draws = Leaves(4, 1, {}, KeyedDraws(keys(4)))
+    drawn = []
+    for _ in range(2):
+        generator = torch.Generator().manual_seed(3)
+        with ContactMode({}, draws, {}):
+            drawn.append(torch.empty(4, 2).normal_(generator=generator))
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("kind", ["rrelu", "encoder", "alpha dropout", "gumbel"])
+def test_models_with_noise_pass_the_checks_and_are_compiled(kind: str) -> None:
+    model = network(kind).float().train()
+    engine = PerExample(model, precision=torch.float32)
+    engine.seeds = RowSeeds(3)
+    assert isinstance(engine(torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])), Fused)
+    assert not engine.passed_over
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_slopes_that_are_drawn_for_negative_numbers_alone_mix_no_examples(views: int) -> None:
+    engine = PerExample(network("rrelu").float().train(), views=views)
+    for _ in range(2):
+        engine(torch.randn(5 * views, 8), torch.tensor([0, 1, 2, 0, 1]))
+    assert engine.method == "operators" and not engine.passed_over
 
 
 def test_calls_differ_and_rows_in_other_places_are_left_alone() -> None:

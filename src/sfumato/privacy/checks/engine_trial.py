@@ -27,7 +27,7 @@ from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.results import Gradients, rows_of
 from sfumato.privacy.numerics.distance import distance
-from sfumato.privacy.numerics.model_state import Snapshot, seed
+from sfumato.privacy.numerics.model_state import Snapshot, even_draws, seed
 
 MOVES = "changing one example moves the gradients of others"
 """Beginning of an objection to an engine that lets one example reach another."""
@@ -96,7 +96,8 @@ class Trial:
         """Gradients by an engine, each time from the same state."""
         seed(self.objective.model)
         try:
-            return engine.gradients(x.clone(), y)
+            with even_draws(self.objective.model):
+                return engine.gradients(x.clone(), y)
         finally:
             self._state.restore()
 

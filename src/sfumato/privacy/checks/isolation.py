@@ -17,7 +17,7 @@ from sfumato.privacy.checks.mixing_layer import culprit
 from sfumato.privacy.checks.random_inputs import replacement
 from sfumato.privacy.engines.objective import shape_complaint
 from sfumato.privacy.numerics.distance import distance
-from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot, copied, seed
+from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot, copied, even_draws, seed
 
 LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
 """Largest relative difference by rounding, where two equal runs do not give the same bits."""
@@ -64,7 +64,7 @@ def look(
     gradients: Tensor | None = None
     after: Snapshot | None = None
     try:
-        with torch.set_grad_enabled(losses is not None):
+        with torch.set_grad_enabled(losses is not None), even_draws(model):
             leaf = x.clone()
             if losses is not None and x.is_floating_point():
                 leaf.requires_grad_()

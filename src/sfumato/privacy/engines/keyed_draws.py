@@ -1,4 +1,4 @@
-"""Random numbers of a model that belong to the rows of a batch: dropout and stochastic depth.
+"""Random numbers of a model that belong to the rows of a batch: dropout, noise, random slopes.
 
 Each row has a key, made of the seed of a step, the number of its example and of its view. A call
 that draws random numbers for a batch computes them from the keys of the rows, its own number and
@@ -86,6 +86,18 @@ class KeyedDraws:
         drawn = _mixed(_mixed(entries + 1).unsqueeze(0) ^ keys.unsqueeze(1))
         return ((drawn >> 8).float() * 2.0**-24).view(shape)
 
+    def normal(self, shape: tuple[int, ...]) -> Tensor | None:
+        """Standard normal numbers by the transform of Box and Muller, or None."""
+        first, second = self.uniform(shape), self.uniform(shape)
+        if first is None or second is None:
+            return None
+        return (-2 * torch.log1p(-first)).sqrt() * (2 * math.pi * second).cos()
+
+    def exponential(self, shape: tuple[int, ...]) -> Tensor | None:
+        """Exponentially distributed numbers above zero, or None."""
+        drawn = self.uniform(shape)
+        return None if drawn is None else -torch.log1p(-drawn).clamp(max=-(2.0**-25))
+
 
 Drawing = Callable[..., Any]
 """From the draws of a pass, a function and its arguments to the result, or None if it has no rows
@@ -127,13 +139,94 @@ def _bernoulli(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, An
 
 
 def _rand(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    if function is torch.rand_like:
+    draw = draws.normal if function in (torch.randn, torch.randn_like) else draws.uniform
+    if kwargs.get("generator") is not None:
+        return None
+    if function in (torch.rand_like, torch.randn_like):
         size, kind = args[0].shape, kwargs.get("dtype") or args[0].dtype
     else:
         size = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
         kind = kwargs.get("dtype") or torch.get_default_dtype()
-    drawn = draws.uniform(tuple(size))
-    return None if drawn is None else drawn.to(kind)
+    drawn = draw(tuple(size))
+    if drawn is None or not kind.is_floating_point:
+        return None
+    return drawn.to(kind).requires_grad_(kwargs.get("requires_grad", False))
+
+
+def _filled(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A tensor that is filled with uniform, normal or exponential numbers in place."""
+    x, name = args[0], function.__name__
+    names, default = _FILLED[name]
+    own = {**dict(zip(names, default, strict=True)), **dict(zip(names, args[1:], strict=False))}
+    own |= kwargs
+    if own.pop("generator", None) is not None or not x.is_floating_point():
+        return None
+    draw = {"normal_": draws.normal, "exponential_": draws.exponential}.get(name, draws.uniform)
+    if (drawn := draw(tuple(x.shape))) is None:
+        return None
+    a, *rest = (own[key] for key in names)
+    if name == "exponential_":
+        return x.copy_(drawn / a)
+    return x.copy_(a + drawn * (rest[0] if name == "normal_" else rest[0] - a))
+
+
+def _normal(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`torch.normal` of means and deviations."""
+    own = {"mean": 0.0, "std": 1.0, **dict(zip(("mean", "std"), args, strict=False)), **kwargs}
+    given = [t for t in (own["mean"], own["std"]) if isinstance(t, Tensor)]
+    if set(own) > {"mean", "std"} or not given:
+        return None
+    shape = torch.broadcast_tensors(*given)[0].shape  # type: ignore[no-untyped-call]
+    if (drawn := draws.normal(tuple(shape))) is None:
+        return None
+    with torch.no_grad():
+        return drawn.to(given[0].dtype) * own["std"] + own["mean"]
+
+
+def _rectified(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A rectifier with random slopes."""
+    names = ("input", "lower", "upper", "training", "inplace")
+    own: dict[str, Any] = {"lower": 1 / 8, "upper": 1 / 3, "training": False, "inplace": False}
+    own |= dict(zip(names, args, strict=False)) | kwargs
+    x: Any = own["input"]
+    if not own["training"] or (drawn := draws.uniform(tuple(x.shape))) is None:
+        return None
+    slopes = own["lower"] + (own["upper"] - own["lower"]) * drawn.to(x.dtype)
+    slopes = torch.where(x > 0, 1.0, slopes)
+    return x.mul_(slopes) if own["inplace"] else x * slopes
+
+
+def _alpha_dropout(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Dropout that keeps mean and variance of numbers that a SELU returned."""
+    names = ("input", "p", "training", "inplace")
+    own: dict[str, Any] = {"p": 0.5, "training": False, "inplace": False}
+    own |= dict(zip(names, args, strict=False)) | kwargs
+    own["training"] = own.pop("train", own["training"])
+    x, p = own["input"], own["p"]
+    if not own["training"] or not 0 < p < 1:
+        return None
+    whole = function in _ALPHA_CHANNELWISE
+    shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if whole else tuple(x.shape)
+    if (drawn := draws.uniform(shape)) is None:
+        return None
+    kept = (drawn >= p).to(x.dtype)
+    scale = 1 / math.sqrt((_SELU**2 * p + 1) * (1 - p))
+    shift = _SELU * scale * (kept - 1 + p)
+    return x.mul_(kept * scale).add_(shift) if own["inplace"] else x * (kept * scale) + shift
+
+
+def _gumbel_softmax(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A softmax of logits with Gumbel noise."""
+    own: dict[str, Any] = {"tau": 1.0, "hard": False, "dim": -1}
+    own |= dict(zip(("logits", "tau", "hard", "eps", "dim"), args, strict=False)) | kwargs
+    logits: Any = own["logits"]
+    if (drawn := draws.exponential(tuple(logits.shape))) is None:
+        return None
+    soft = ((logits - drawn.log().to(logits.dtype)) / own["tau"]).softmax(own["dim"])
+    if not own["hard"]:
+        return soft
+    index = soft.max(own["dim"], keepdim=True)[1]
+    return torch.zeros_like(logits).scatter_(own["dim"], index, 1.0) - soft.detach() + soft
 
 
 def _attention(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -162,11 +255,30 @@ def _attention(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, An
 
 _CHANNELWISE = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout)
 
+_ALPHA_CHANNELWISE = (F.feature_alpha_dropout, torch.feature_alpha_dropout)
+
+_SELU = 1.7580993408473766
+"""The number that a SELU approaches from above, with its sign changed."""
+
+_FILLED: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
+    "uniform_": (("from", "to"), (0.0, 1.0)),
+    "normal_": (("mean", "std"), (0.0, 1.0)),
+    "exponential_": (("lambd",), (1.0,)),
+}
+"""Names and defaults of the arguments of functions that fill a tensor."""
+
 DRAWINGS: dict[Any, Drawing] = {
     **dict.fromkeys((F.dropout, torch.dropout, *_CHANNELWISE), _dropout),
     **dict.fromkeys((Tensor.bernoulli_, torch._C.TensorBase.bernoulli_), _bernoulli_),
     torch.bernoulli: _bernoulli,
-    **dict.fromkeys((torch.rand, torch.rand_like), _rand),
+    **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _rand),
+    **{
+        getattr(space, name): _filled for name in _FILLED for space in (Tensor, torch._C.TensorBase)
+    },
+    torch.normal: _normal,
+    **dict.fromkeys((F.rrelu, torch.rrelu), _rectified),
+    **dict.fromkeys((F.alpha_dropout, torch.alpha_dropout, *_ALPHA_CHANNELWISE), _alpha_dropout),
+    F.gumbel_softmax: _gumbel_softmax,
     F.scaled_dot_product_attention: _attention,
 }
 """Functions that draw random numbers for the rows of a batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,7 +199,8 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Mode with constant random numbers, the same in a batch and for one example.
 
     Every draw gives a fixed value in its range: 1 for Bernoulli trials (dropout keeps everything),
-    one half for uniform and other real numbers, the identity for permutations.
+    one half for uniform and other real numbers, the mean of the slopes of a randomised rectifier,
+    the identity for permutations.
     """
 
     def __torch_dispatch__(
@@ -215,6 +216,8 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "native_dropout":
             kept = 1 / (1 - args[1]) if args[2] is not False and args[1] < 1 else 1.0
             return args[0] * kept, torch.ones_like(args[0], dtype=torch.bool)
+        if name in _RECTIFIERS:
+            return _rectified(func, args, kwargs, drawn=False)
         out = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(out, Tensor):
             return out
@@ -225,6 +228,52 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif out.is_floating_point():
             out.fill_(0.5)
         return out
+
+
+class EverySlope(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode in which randomised rectifiers draw a slope for every number.
+
+    PyTorch draws for negative numbers only: a change of one example then moves the random numbers
+    of those behind it, though nothing passes from one to another.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation."""
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in _RECTIFIERS:
+            return _rectified(func, args, kwargs, drawn=True)
+        return func(*args, **kwargs)
+
+
+def even_draws(model: nn.Module) -> AbstractContextManager[object]:
+    """The mode for a model that draws more or fewer random numbers as its inputs are."""
+    rectified = any(isinstance(module, nn.RReLU) for module in model.modules())
+    return EverySlope() if rectified else nullcontext()  # type: ignore[no-untyped-call]
+
+
+_RECTIFIERS = ("rrelu_with_noise", "rrelu_with_noise_")
+
+
+def _rectified(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, drawn: bool) -> Any:
+    """A randomised rectifier, whose slopes are drawn for every number or are their mean."""
+    own = dict(zip(("x", "noise", "lower", "upper", "training"), args, strict=False)) | kwargs
+    if not own.get("training"):
+        return func(*args, **kwargs)
+    x, lower, upper = args[0], own.get("lower", 1 / 8), own.get("upper", 1 / 3)
+    slopes = torch.full_like(x, (lower + upper) / 2)
+    if drawn:
+        # Where another mode holds random numbers still, one half is the mean.
+        slopes.uniform_().mul_(upper - lower).add_(lower)
+    slopes = slopes.masked_fill_(x > 0, 1.0)
+    own["noise"].copy_(slopes)
+    out = x * slopes
+    return x.copy_(out) if func.overloadpacket.__name__ == _RECTIFIERS[1] else out
 
 
 def copied(model: nn.Module) -> nn.Module:
