@@ -218,8 +218,8 @@ def test_a_wrong_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
     """Sabotage the rule for convolutions: the engine must notice and take another method."""
     from sfumato.privacy.engines import autograd_functions as layers
 
-    right = layers.conv_weight_gradients
-    monkeypatch.setattr(layers, "conv_weight_gradients", lambda *a, **k: right(*a, **k) * 1.001)
+    right = layers.filter_gradients
+    monkeypatch.setattr(layers, "filter_gradients", lambda *a, **k: right(*a, **k) * 1.001)
     engine = PerExample(model)
     assert worst(engine) < 1e-4
     assert (
@@ -231,13 +231,13 @@ def test_a_wrong_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
 def test_a_leaking_rule_is_never_used(model: nn.Module, monkeypatch) -> None:
     from sfumato.privacy.engines import autograd_functions as layers
 
-    right = layers.conv_weight_gradients
+    right = layers.filter_gradients
 
     def leaky(*args, **kwargs) -> Tensor:
         found = right(*args, **kwargs)
         return found + 1e-9 * found.mean(0)
 
-    monkeypatch.setattr(layers, "conv_weight_gradients", leaky)
+    monkeypatch.setattr(layers, "filter_gradients", leaky)
     engine = PerExample(model)
     engine(X, Y)
     assert (

@@ -167,14 +167,25 @@ class _Adapted(nn.Module):
         return self.head(y.tanh() * self.slope.abs().reshape(1, -1))
 
 
-class _Pairs(nn.Module):
+class _Crossed(nn.Module):
+    """A parameter in an operator without a rule."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.pairs = nn.Linear(4, 6), nn.Bilinear(6, 6, 3)
+        self.other = nn.Parameter(torch.tensor([[1.0, 2.0, -1.0]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.cross(x, self.other)
+
+
+class _Opaque(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Linear(4, 3), _Crossed()
 
     def forward(self, x: Tensor) -> Tensor:
         y = checkpoint(lambda t: self.first(t).tanh(), x, use_reentrant=False)
-        return self.pairs(y, 2 * y)
+        return self.other(y)
 
 
 class _Bounded(nn.Module):
@@ -200,8 +211,8 @@ def test_adapters_and_layers_without_a_rule_are_compiled() -> None:
     passes = _agree(_Adapted(), torch.randn(3, 4))
     kinds = {name: type(slot) for slot in passes.slots.slots for name in slot.names}
     assert kinds["gain"] is Whole and kinds["slope"] is Derived and kinds["up"] is Derived
-    passes = _agree(_Pairs(), torch.randn(3, 4))
-    assert list(passes.slots.program.opaque) == ["pairs"]
+    passes = _agree(_Opaque(), torch.randn(3, 4))
+    assert list(passes.slots.program.opaque) == ["other"]
 
 
 def test_frozen_and_unused_parameters_are_compiled() -> None:
