@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
@@ -198,31 +199,32 @@ class PerExample:
             chosen = self._chosen(x, y, tuple(self.trainable)) or self._choose(x, y)
         self.engine = chosen[0]
 
-    def propose(self, x: Tensor, y: Tensor) -> bool:
-        """Choose an engine for batches of a new size by small ones.
+    @contextmanager
+    def proposal(self, x: Tensor, y: Tensor) -> Iterator[Callable[[], None] | None]:
+        """Run with an engine for batches of a new size that small batches speak for.
 
-        Returns:
-            Whether there is one that still has to be compared in a batch of this size: `confirm`
-            must follow, or `withdraw`. If not, no size is new, or it needs random batches.
+        Yields:
+            A function that keeps the engine: to be called once a batch of this size was compared
+            with itself, and nothing moved. None if no size is new, or it needs random batches.
         """
-        signature = self._signature(x, tuple(self.trainable))
-        possible = not self._checked.of(signature) or self._checked.repeats(signature)
-        if not possible or self.precision_for(x) is not None or self.knows(x, y):
-            return False
-        self.engine, size = self._choose(x, y, at_size=False)
-        signature = self._signature(x, tuple(self.trainable))
-        if found := not isinstance(self.engine, OneAtATime) and self._checked.repeats(signature):
-            self._checked.propose(signature, size)
-        return found
-
-    def confirm(self) -> None:
-        """Keep the proposed engine: a batch was compared with itself, and nothing moved."""
-        self._checked.confirm()
-
-    def withdraw(self) -> None:
-        """Give up the engine that is proposed, if one is; its size has not been checked."""
-        if self._checked.withdraw():
-            self.engine = None
+        kind = self._signature(x, tuple(self.trainable))
+        known = self._checked.find(kind, len(y), padding=True) or self.precision_for(x) is not None
+        if known or (self._checked.of(kind) and not self._checked.repeats(kind)):
+            yield None
+            return
+        self.engine, size, checked = self._found(x, y, at_size=False)
+        kind = self._signature(x, tuple(self.trainable))
+        keep = partial(self._checked.add, kind, size, self.engine)
+        if checked:
+            keep()
+            yield None
+            return
+        try:
+            with self._checked.proposing(kind, size, self.engine):
+                yield keep
+        finally:
+            if not self.knows(x, y):
+                self.engine = None
 
     def forget(self) -> None:
         """Forget the engines and compiled passes chosen so far, with the memory that they hold.
@@ -259,7 +261,7 @@ class PerExample:
                 return self.engine.gradients(x, y, keys)
             return self.engine.gradients(x, y)
         except NotPerOperator:
-            if self._checked.proposing:
+            if self._checked.has_proposal:
                 raise
             # The checks did not see what these very inputs make the model do.
             return OneAtATime(self.objective).gradients(x, y)
@@ -280,16 +282,18 @@ class PerExample:
         """The engine for inputs like these and the checked batch size to run, or None."""
         return self._checked.find(self._signature(x, names), y.shape[0], padding=self.check)
 
-    def _choose(self, x: Tensor, y: Tensor, *, at_size: bool = True) -> tuple[Engine, int]:
-        """Choose and check the engine for inputs like these, and the batch size to run.
+    def _choose(self, x: Tensor, y: Tensor) -> tuple[Engine, int]:
+        """Choose and check the engine for inputs like these, and the batch size to run."""
+        engine, size, _ = self._found(x, y)
+        # The model may have changed when it was first called.
+        self._checked.add(self._signature(x, tuple(self.trainable)), size, engine)
+        return engine, size
 
-        With `at_size` false, a model that repeats itself is checked in small batches only.
-
-        The first batch runs as it is. The next size has room for somewhat larger batches, so that
-        few sizes have to be checked.
-        """
+    def _found(self, x: Tensor, y: Tensor, *, at_size: bool = True) -> tuple[Engine, int, bool]:
+        """The engine for inputs like these, the batch size to run, and whether that is checked."""
         check_device(x, y, self.trainable)
         known = self._checked.of(self._signature(x, tuple(self.trainable)))
+        # The first batch runs as it is, the next size has room for others: few need checks.
         size = with_room(y.shape[0]) if known and self.check else y.shape[0]
         engine, words = None, "Checking that examples do not affect each other in"
         spoken = announced(f"{words} {type(self.model).__name__} ...", self.say)
@@ -303,45 +307,41 @@ class PerExample:
                 give_back()
                 size = y.shape[0]
                 engine = self._checked_engine(x, y, known, at_size)
-        # The model may have changed when it was first called.
-        signature = self._signature(x, tuple(self.trainable))
-        self._checked.add(signature, size, engine)
-        if isinstance(engine, OneAtATime) and not self._said:
+        slow = isinstance(engine, OneAtATime)
+        if slow and not self._said:
             self._said = True
             reasons = "; ".join(f"{name}: {why}" for name, why in self.passed_over.items())
             warnings.warn(
                 f"Examples run through this model one at a time, which is slow, because no "
                 f"faster engine was right for it ({reasons}).",
-                stacklevel=4,
+                stacklevel=5,
             )
-        return engine, size
+        repeats = self._checked.repeats(self._signature(x, tuple(self.trainable)))
+        return engine, size, at_size or slow or not repeats
 
     def _checked_engine(
         self, x: Tensor, y: Tensor, known: dict[int, Engine], at_size: bool
     ) -> Engine:
         """The engine for batches of this size: that of another size, if it is right for it."""
         engine = known[max(known)] if known else None
-        known_right = engine is not None and not at_size and not isinstance(engine, OneAtATime)
-        if engine is not None and not known_right and not self._still_right(engine, x, y):
-            engine = None
-        if engine is None:
-            compiled = self.precision_for(x) is not None
-            if compiled and x.is_cuda:
-                tracing.start_workers()
-            choice = choose_engine(
-                self.objective, x, y, check=self.check, compiled=compiled, at_size=at_size
-            )
-            engine, self.narrowest = choice.engine, choice.narrowest
-            self.passed_over = choice.passed_over
-            if choice.repeats:
-                self._checked.add_repeating(self._signature(x, tuple(self.trainable)))
-        return engine
+        if engine is not None and self._still_right(engine, x, y, at_size):
+            return engine
+        compiled = self.precision_for(x) is not None
+        if compiled and x.is_cuda:
+            tracing.start_workers()
+        choice = choose_engine(
+            self.objective, x, y, check=self.check, compiled=compiled, at_size=at_size
+        )
+        self.narrowest, self.passed_over = choice.narrowest, choice.passed_over
+        if choice.repeats:
+            self._checked.add_repeating(self._signature(x, tuple(self.trainable)))
+        return choice.engine
 
-    def _still_right(self, engine: Engine, x: Tensor, y: Tensor) -> bool:
+    def _still_right(self, engine: Engine, x: Tensor, y: Tensor, at_size: bool) -> bool:
         """Tell whether an engine chosen for another batch size is right for this one too."""
         if isinstance(engine, OneAtATime):
             return False  # A faster one may be right.
-        return not self.check or holds_at_size(engine, x, y, self.narrowest)
+        return not self.check or holds_at_size(engine, x, y, self.narrowest, at_size=at_size)
 
     def _compiled_for(
         self, engine: Engine, x: Tensor, y: Tensor, names: tuple[str, ...]
@@ -394,6 +394,5 @@ REPLAY = "CUDA graph"
 
 _MOST_SETTINGS = 4
 """Settings of one model for which a pass is compiled; for more, compiling would take longer."""
-
 
 __all__ = ["Gradients", "Loss", "Path", "PerExample", "cross_entropy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,7 +57,8 @@ def batch(rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def random_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes at which a model was checked on random batches."""
+    """Sizes at which a model was checked on random batches, of which images alike tell nothing."""
+    monkeypatch.setattr(engine_choice, "refuse_mixing_alike", lambda *_: None)
     found: list[int] = []
     real = engine_choice.refuse_mixing_at
 
@@ -80,7 +82,7 @@ def test_a_sound_model_runs_few_rows_before_its_first_step(random_batches: list[
     assert sum(rows) <= 2 * ROWS + 110
     rows.clear()
     engine.accumulate(*batch(ROWS + 1))  # The next size is compared with itself alone.
-    assert not random_batches and sum(rows) <= 2 * (ROWS + 5) + 4
+    assert not random_batches and sum(rows) <= 2 * (ROWS + 5) + 12
     rows.clear()
     engine.accumulate(*batch(ROWS + 1))
     assert len(rows) == 1
@@ -199,6 +201,75 @@ def test_a_size_is_unknown_after_an_interruption(monkeypatch: pytest.MonkeyPatch
     assert not engine.per_example.knows(*batch())
     engine.accumulate(*batch())
     assert engine.per_example.knows(*batch())
+
+
+def test_a_size_is_unknown_after_a_lack_of_memory(
+    monkeypatch: pytest.MonkeyPatch, random_batches: list[int]
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    torch.manual_seed(0)
+    engine = private(_MixesItsLayers())
+    with monkeypatch.context() as patch:
+        patch.setattr(spot_check, "Snapshot", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.accumulate(*batch())
+    assert not engine.per_example.knows(*batch())
+    with pytest.raises(UserError, match="cannot be trained with differential privacy"):
+        engine.per_example(*batch())
+
+
+class _Leak(nn.Module):
+    """Adds one example's features to another's, in batches of more than five."""
+
+    def __init__(self, source: int, target: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.source, self.target = source, target
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        if len(x) > 5:
+            here = torch.arange(len(x)).unsqueeze(1) == self.target % len(x)
+            h = h + torch.where(here, h[self.source], torch.zeros(()))
+        out: Tensor = self.last(h)
+        return out
+
+
+class _Dimmed(nn.Module):
+    """Halves all features where one number of a batch of more than five is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        if len(x) > 5 and bool((x.detach().abs() > 2).any()):
+            h = h / 2
+        out: Tensor = self.last(h)
+        return out
+
+
+_LEAKS: dict[str, Callable[[], nn.Module]] = {
+    "from the first": lambda: _Leak(0, 5),
+    "from the last": lambda: _Leak(-1, 5),
+    "from last to first": lambda: _Leak(-1, 0),
+    "from first to last": lambda: _Leak(0, -1),
+    "dimmed": _Dimmed,
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("make", _LEAKS.values(), ids=_LEAKS)
+def test_what_the_first_batch_may_not_show_is_refused_every_time(
+    make: Callable[[], nn.Module], seed: int
+) -> None:
+    """The batch's own examples are replaced at random, and do not have all values."""
+    torch.manual_seed(seed)
+    with pytest.raises(UserError, match="cannot be trained with differential privacy"):
+        private(make()).accumulate(*batch())
 
 
 @pytest.mark.parametrize("views", [1, 3])

@@ -388,6 +388,34 @@ def test_mixing_by_position_in_the_batch_is_refused(room: float, seed: int) -> N
         private(model).accumulate(2 * torch.rand(64, 1, 8, 8), torch.arange(64) % 10)
 
 
+def propose(engine: PerExample, x: Tensor, y: Tensor) -> None:
+    """The checks that come before a first batch confirms the engine, and a batch that does."""
+    with engine.proposal(x, y) as keep:
+        assert keep is not None
+        keep()
+
+
+class LargeSwitch(Switch):
+    """The same experts, in batches of more than 16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if len(x) > 16 else x
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_examples_that_are_alike_compete_whatever_the_batch(seed: int) -> None:
+    """A batch that spreads evenly shows nothing of a limit that it does not reach."""
+    torch.manual_seed(seed)
+    x, y = torch.rand(64, 1, 8, 8), torch.arange(64) % 10
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+    with pytest.raises(UserError, match="moves the outputs of the others"):
+        propose(PerExample(nn.Sequential(first, Switch(3.0))), x, y)
+    engine = PerExample(nn.Sequential(first, LargeSwitch(3.0)))
+    propose(engine, x[:8], y[:8])
+    with pytest.raises(UserError, match="moves the outputs of the others"):
+        propose(engine, x, y)
+
+
 def test_a_layer_put_in_later_is_checked_too() -> None:
     class Centred(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
 from sfumato.privacy.engines.padding import with_room
@@ -20,7 +23,7 @@ class CheckedSizes:
     def __init__(self) -> None:
         self._engines: dict[object, dict[int, Engine]] = {}
         self._repeating: set[object] = set()
-        self._proposed: tuple[object, int] | None = None
+        self._proposed: tuple[object, dict[int, Engine]] | None = None
         self._padding = self._used = 0
 
     def clear(self) -> None:
@@ -41,6 +44,8 @@ class CheckedSizes:
             padding: Fill batches up to a checked size.
         """
         known = self.of(kind)
+        if self._proposed is not None and self._proposed[0] == kind:
+            known = known | self._proposed[1]
         for size in sorted(known):
             if examples <= size:
                 padded = padding and not isinstance(known[size], OneAtATime)
@@ -66,24 +71,16 @@ class CheckedSizes:
         """Tell whether the model is known to draw no random numbers for this kind of input."""
         return kind in self._repeating
 
-    def propose(self, kind: object, size: int) -> None:
-        """Mark a size that was added as one that a batch is still to be compared in."""
-        self._proposed = kind, size
+    @contextmanager
+    def proposing(self, kind: object, size: int, engine: Engine) -> Iterator[None]:
+        """Use an engine for a size that is not checked, so that a batch can be compared in it."""
+        self._proposed = kind, {size: engine}
+        try:
+            yield
+        finally:
+            self._proposed = None
 
     @property
-    def proposing(self) -> bool:
-        """Tell whether a size is marked so."""
+    def has_proposal(self) -> bool:
+        """Tell whether an engine is in use for a size that is not checked."""
         return self._proposed is not None
-
-    def confirm(self) -> None:
-        """Keep the proposed size."""
-        self._proposed = None
-
-    def withdraw(self) -> bool:
-        """Remove the proposed size; return whether there was one."""
-        if self._proposed is None:
-            return False
-        kind, size = self._proposed
-        self._engines.get(kind, {}).pop(size, None)
-        self._proposed = None
-        return True

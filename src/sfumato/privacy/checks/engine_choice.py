@@ -16,7 +16,11 @@ from torch import Tensor
 from sfumato.errors import UserError
 from sfumato.privacy.checks.engine_trial import MOVES, Trial, objection, outputs_by_size
 from sfumato.privacy.checks.loss_isolation import refuse_mixing_loss
-from sfumato.privacy.checks.model_isolation import refuse_mixing_at, refuse_mixing_model
+from sfumato.privacy.checks.model_isolation import (
+    refuse_mixing_alike,
+    refuse_mixing_at,
+    refuse_mixing_model,
+)
 from sfumato.privacy.checks.model_under_test import (
     Comparison,
     Draws,
@@ -84,8 +88,9 @@ def choose_engine(
         check: Compare engines with one example at a time; if not, the first that runs is taken.
         compiled: Whether the engine only serves as the reference of a compiled one, which is
             compared at full size itself.
-        at_size: Check batches of full size too. If not, small ones are enough for a model that
-            repeats itself, and a batch of full size is still to be compared with itself.
+        at_size: Check batches of full size too. If not, a model that repeats itself is checked in
+            small ones and in one of images that are alike, and a batch of full size is still to be
+            compared with itself.
 
     Raises:
         UserError: If one example can reach another.
@@ -102,6 +107,8 @@ def choose_engine(
             at_size = at_size or comparison != "as it is"
             rows = x.shape[0] if at_size else 0
             refuse_mixing_model(objective, draws, rows, random=comparison != "as it is")
+            if not at_size:
+                refuse_mixing_alike(objective, draws, x.shape[0])
         size = min(y.shape[0], _ENOUGH) if compiled else y.shape[0] if at_size else 3
         trial = _trial(objective, draws, size if check else 3, own, comparison)
         for engine in _candidates(objective, draws.x(objective.views)):
@@ -173,7 +180,9 @@ def _trial(
     return Trial(objective, x, y, computed_in, comparison, double)
 
 
-def holds_at_size(engine: Engine, x: Tensor, y: Tensor, computed_in: torch.dtype) -> bool:
+def holds_at_size(
+    engine: Engine, x: Tensor, y: Tensor, computed_in: torch.dtype, *, at_size: bool = True
+) -> bool:
     """Tell whether an engine chosen for batches of another size is right for those of this one.
 
     Args:
@@ -181,6 +190,7 @@ def holds_at_size(engine: Engine, x: Tensor, y: Tensor, computed_in: torch.dtype
         x: Inputs of this size; their values are not used.
         y: Targets likewise.
         computed_in: The least precise type that the model computes in.
+        at_size: As in `choose_engine`.
 
     Raises:
         UserError: If one example can reach another in batches of this size.
@@ -189,6 +199,9 @@ def holds_at_size(engine: Engine, x: Tensor, y: Tensor, computed_in: torch.dtype
     with _checking(objective, x.device):
         draws = Draws.for_objective(objective, x, y)
         refuse_mixing_loss(objective, draws, x.shape[0])
+        if not at_size:
+            refuse_mixing_alike(objective, draws, x.shape[0])
+            return True
         if x.shape[0] > 1:
             refuse_mixing_at(objective, draws, x.shape[0])
         comparison = how_to_compare(objective.model, draws.x(3))

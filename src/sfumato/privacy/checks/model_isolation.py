@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
-from sfumato.privacy.checks.isolation import how_examples_mix
+from sfumato.privacy.checks.isolation import Change, how_examples_mix
 from sfumato.privacy.checks.model_under_test import Draws
 from sfumato.privacy.checks.perturbed_batches import Plan, alike, image_plans
 from sfumato.privacy.checks.random_inputs import KINDS, image_rows
@@ -13,6 +13,9 @@ from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot
 
 _SMALL = 5
 """Number of rows up to which gradients are compared too."""
+
+_SETS = ((0, 2, 4), (0, 3), (1, 2), (1, 3, 4))
+"""Rows of five to change at once: of each two rows, each is once changed without the other."""
 
 
 def refuse_mixing_model(
@@ -31,8 +34,7 @@ def refuse_mixing_model(
         UserError: One example moves another's output or gradient, or the state of the model.
     """
     five, before = draws.x(5), Snapshot(objective.model)
-    # Each row is changed twice, in two ways and beside two others, so each pair is compared.
-    plans = [Plan(five, [{j: KINDS[j], (j + 2) % 5: KINDS[(j + 4) % 5]} for j in range(5)])]
+    plans = [Plan(five, [{j: KINDS[(j + k) % 5] for j in rows} for k, rows in enumerate(_SETS)])]
     if rows:
         plans = [Plan(draws.x(2), [{0: "large"}, {1: "other"}]), *plans]
     loss = objective.loss if gradients else None
@@ -58,20 +60,37 @@ def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
     """Check a batch of one size, of normally distributed rows and of images that are alike.
 
     The first and the last example are changed, because a model that goes by the order of a batch
-    may let examples reach only later or only earlier ones. Examples that are much alike compete
-    where a model limits how many it uses.
+    may let examples reach only later or only earlier ones.
 
     Raises:
         UserError: As `refuse_mixing_model`.
     """
-    images = alike(image_rows(draws.like_x, rows))
-    plans = [Plan(draws.x(rows), [{rows - 1: "other"}, {0: "other"}])]
-    plans += [Plan(images, [{0: "darker"}, {0: "opposite"}])]
-    before = Snapshot(objective.model)
-    # At full size the forward pass suffices: the engine's own gradients are compared later.
-    loss = objective.loss if rows <= _SMALL else None
-    for plan in plans:
-        _refuse(objective, draws, plan, before, loss)
+    plan = Plan(draws.x(rows), [{rows - 1: "other"}, {0: "other"}])
+    _refuse(objective, draws, plan, Snapshot(objective.model), _loss_for(objective, rows))
+    refuse_mixing_alike(objective, draws, rows)
+
+
+def refuse_mixing_alike(objective: Objective, draws: Draws, rows: int) -> None:
+    """Check a batch of images that are much alike: they compete where a model limits their number.
+
+    The first is replaced, and then the last and a few others, each in another way: what goes by the
+    order of a batch may reach only later or only earlier examples.
+
+    Raises:
+        UserError: As `refuse_mixing_model`.
+    """
+    others = dict(zip(range(1, rows - 2), ("darker", "large", "other"), strict=False))
+    changes: list[Change] = [{0: "opposite"}, {rows - 1: "opposite", **others}]
+    plan = Plan(alike(image_rows(draws.like_x, rows)), changes)
+    _refuse(objective, draws, plan, Snapshot(objective.model), _loss_for(objective, rows))
+
+
+def _loss_for(objective: Objective, rows: int) -> Loss | None:
+    """The loss of a small batch; in a large one, outputs are compared and no gradients.
+
+    The engine's own gradients are compared later.
+    """
+    return objective.loss if rows <= _SMALL else None
 
 
 def _refuse(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UserError
-from sfumato.memory import out_of_memory
+from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.checks.batches import check_inputs, explained
 from sfumato.privacy.checks.examples_alone import Alone, agree, run_alone
 from sfumato.privacy.checks.isolation import LOOSE
@@ -106,7 +106,6 @@ class SpotCheck:
 
     def __init__(self) -> None:
         self._begun = False
-        self._shapes: set[tuple[torch.Size, torch.dtype]] = set()
         self._last: tuple[Tensor, Tensor] | None = None
         self._modes: dict[nn.Module, bool] = {}
 
@@ -120,13 +119,8 @@ class SpotCheck:
             return engine(x, y)
         self._begun = self._begun and engine.engine is not None
         check_inputs(x, y, engine.views)
-        if engine.engine is None:
-            self._shapes.clear()
         with explained(engine.objective, x, y):
-            found = None
-            if (x.shape, x.dtype) not in self._shapes:
-                found = _confirmed(engine, x, y)
-                self._shapes.add((x.shape, x.dtype))
+            found = _confirmed(engine, x, y)
             if found is None:
                 kinds = self._kinds()
                 found = _checked(engine, x, y, kinds) if kinds else engine(x, y)
@@ -204,21 +198,24 @@ def same_among_others(run: Callable[[Tensor], Tensor], x: Tensor, found: Tensor)
 def _confirmed(engine: PerExample, x: Tensor, y: Tensor) -> PerExampleGradients | None:
     """The gradients of the first batch of a size, if it shows that they are right.
 
-    That saves checks on random batches of this size. These follow where anything moves, be it by
-    rounding, and decide, so that neither a message nor the choice of an engine tells of the data.
+    That saves most checks on random batches of this size. These follow where anything moves, be it
+    by rounding, and decide, so that neither the words of an error nor the choice of an engine tells
+    of the data.
     """
-    if len(y) <= _SMALL or not engine.propose(x, y):
+    if len(y) <= _SMALL:
         return None
-    kept, drawn = Snapshot(engine.model, engine.loss), RandomState(engine.model)
-    try:
-        compared = _compare(engine, x.clone(), y, _PROPOSED)
-        if compared.exactly:
-            engine.confirm()
-            return compared.found
-    except Exception:
-        pass
-    finally:
-        engine.withdraw()
+    with engine.proposal(x, y) as keep:
+        if keep is None:
+            return None
+        kept, drawn = Snapshot(engine.model, engine.loss), RandomState(engine.model)
+        try:
+            compared = _compare(engine, x.clone(), y, _PROPOSED)
+            if compared.exactly:
+                keep()
+                return compared.found
+        except Exception as error:  # Random batches say what is wrong, if it is not the data.
+            if out_of_memory(error):
+                give_back()
     kept.restore()
     drawn.restore()
     return None
@@ -349,10 +346,12 @@ def _among(
             len(y), *(1 for _ in x.shape[1:])
         )
     if kind == _MIXED:
-        replaced = rows.logical_not().nonzero().flatten()
-        other[replaced[::2]] = 0
+        replaced = picks.logical_not().nonzero().flatten().tolist()
+        secrets.SystemRandom().shuffle(replaced)
+        by_example = other.view(len(y), engine.views, *x.shape[1:])
+        by_example[replaced[::2]] = 0
         if x.is_floating_point():
-            other[replaced[-engine.views :]] = float("nan")
+            by_example[replaced[-1]] = float("nan")
     changed = torch.where(rows.view(-1, *(1 for _ in x.shape[1:])), x, other)
     own = picks.to(y.device).view(-1, *(1 for _ in y.shape[1:]))
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
