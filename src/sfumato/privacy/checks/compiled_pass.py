@@ -11,7 +11,6 @@ from torch import Tensor
 from sfumato.memory import out_of_memory
 from sfumato.privacy.checks.isolation import LOOSE, without
 from sfumato.privacy.checks.model_under_test import Draws, is_random, without_zeros
-from sfumato.privacy.engines import parallel_compiler
 from sfumato.privacy.engines.compiled import Compiled, Fused, NotCompiled
 from sfumato.privacy.engines.cuda_graphs import SETTLED
 from sfumato.privacy.engines.keyed_draws import RowSeeds
@@ -56,8 +55,6 @@ def compiled_pass(
         if out_of_memory(reason):
             raise
         return (str(reason).splitlines() or [type(reason).__name__])[0]
-    finally:
-        parallel_compiler.stop()
     return compiled
 
 

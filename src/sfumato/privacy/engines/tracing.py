@@ -16,8 +16,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sfumato.privacy.engines import parallel_compiler
-
 Function = Callable[..., tuple[Tensor, ...]]
 
 
@@ -47,7 +45,6 @@ def start_workers() -> None:
     They take seconds to be ready, and until then it compiles kernels one by one in this process.
     `torch.compile` starts them when it is first called; a compilation by tracing does not.
     """
-    parallel_compiler.start()
     with contextlib.suppress(ImportError):  # The function is not part of PyTorch's interface.
         from torch._inductor.async_compile import maybe_warm_pool
 
@@ -109,10 +106,5 @@ def compile_fx(module: nn.Module, inputs: list[Tensor]) -> Any:
     settings = {"comprehensive_padding": False}
     shapes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     like = [shapes.from_tensor(tensor, static_shapes=True) for tensor in inputs]
-    waiting: list[parallel_compiler.Divided] = []
-    with tracing(TracingContext(shapes)), parallel_compiler.dividing(waiting) as own:
-        inner = {} if own is None else {"inner_compile": own}
-        found = compile_module(module, like, config_patches=settings, **inner)  # type: ignore[arg-type]
-        for graph in waiting:
-            graph.receive()
-        return found
+    with tracing(TracingContext(shapes)):
+        return compile_module(module, like, config_patches=settings)  # type: ignore[arg-type]
