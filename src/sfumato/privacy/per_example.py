@@ -42,7 +42,7 @@ from sfumato.privacy.engines.padding import padded, with_room
 from sfumato.privacy.engines.paths import Path
 from sfumato.privacy.engines.results import Gradients, no_gradients
 from sfumato.privacy.engines.unit_loss import UnitLoss
-from sfumato.privacy.numerics.model_state import hook_keys, plain_settings
+from sfumato.privacy.numerics.model_state import even_draws, hook_keys, plain_settings
 from sfumato.privacy.numerics.precision import compiled_precision
 
 
@@ -256,15 +256,16 @@ class PerExample:
             keys = self.seeds.keys(len(x), self.views, x.device)
         if compiled is not None:
             return compiled.gradients(x, y, keys)
-        try:
-            if isinstance(self.engine, Operators):
-                return self.engine.gradients(x, y, keys)
-            return self.engine.gradients(x, y)
-        except NotPerOperator:
-            if self._checked.has_proposal:
-                raise
-            # The checks did not see what these very inputs make the model do.
-            return OneAtATime(self.objective).gradients(x, y)
+        with even_draws(self.model):
+            try:
+                if isinstance(self.engine, Operators):
+                    return self.engine.gradients(x, y, keys)
+                return self.engine.gradients(x, y)
+            except NotPerOperator:
+                if self._checked.has_proposal:
+                    raise
+                # The checks did not see what these very inputs make the model do.
+                return OneAtATime(self.objective).gradients(x, y)
 
     def _signature(self, x: Tensor, names: tuple[str, ...]) -> object:
         """The key of a choice of engine: everything it depends on except the batch size."""

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.privacy import Flat, GaussianNoise, PoissonSampler
+from sfumato.privacy.checks import spot_check
 from sfumato.privacy.engines.compiled import Compiled, Fused
-from sfumato.privacy.engines.keyed_draws import KeyedDraws, RowSeeds
+from sfumato.privacy.engines.keyed_draws import DRAWINGS, KeyedDraws, RowSeeds
 from sfumato.privacy.engines.leaves import Leaves
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.operators import ContactMode, Operators
@@ -76,6 +77,8 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "encoder": encoded,
     "rand_like": lambda x: x * torch.rand_like(x),
     "randn": lambda x: x + torch.randn(len(x), 12, dtype=x.dtype),
+    "randn by size": lambda x: x + torch.randn(size=(len(x), 12), dtype=x.dtype),
+    "normal by size": lambda x: x + torch.normal(0.5, 2.0, size=(len(x), 12)),
     "normal_": lambda x: x + x.new_empty(x.shape).normal_(0.5, std=2),
     "uniform_": lambda x: x + x.new_empty(len(x), 1).uniform_(-1, 2),
     "exponential_": lambda x: x + torch.empty_like(x).exponential_(lambd=3),
@@ -183,6 +186,40 @@ def test_slopes_that_are_drawn_for_negative_numbers_alone_mix_no_examples(views:
     assert engine.method == "operators" and not engine.passed_over
 
 
+class RowByRow(nn.Module):
+    """Runs rows one at a time, which no engine follows but the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.slope, self.last = nn.Linear(8, 8), nn.RReLU(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [self.slope(self.first(row.unsqueeze(0)))[0] for row in x]
+        out: Tensor = self.last(torch.stack(rows))
+        return out
+
+
+def test_a_model_with_random_slopes_in_the_loop_is_not_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The numbers drawn for one example do not depend on the signs in another."""
+    monkeypatch.setattr(spot_check, "EVERY", 1)
+    torch.manual_seed(0)
+    private = PrivateGradients(
+        RowByRow(), sampler=PoissonSampler(20, 10), clipping=Flat(1.0), noise=GaussianNoise(0.0)
+    )
+    with pytest.warns(UserWarning, match="one at a time"):
+        for _ in range(8):
+            private.accumulate(torch.randn(6, 8), torch.arange(6) % 3)
+            private.discard()
+    assert private.per_example.method == "loop"
+
+
+def test_a_buffer_is_filled_by_pytorch() -> None:
+    draws, given = KeyedDraws(keys(4)), {"out": torch.empty(4, 2)}
+    assert DRAWINGS[torch.randn](draws, torch.randn, ((4, 2),), given) is None
+
+
 def test_calls_differ_and_rows_in_other_places_are_left_alone() -> None:
     draws = KeyedDraws(keys(4))
     first, second = draws.uniform((4, 5)), draws.uniform((4, 5))
@@ -247,8 +284,9 @@ def test_indices_of_examples_are_their_numbers() -> None:
     every = RowSeeds(5).keys(12, 2, cpu)
     some = RowSeeds(5, torch.tensor([4, 1])).keys(4, 2, cpu)
     assert torch.equal(some, every.view(6, 2)[[4, 1]].flatten())
-    padded = RowSeeds(5, torch.tensor([4, 1])).keys(6, 2, cpu)
-    assert torch.equal(padded, every.view(6, 2)[[4, 1, 4]].flatten())
+    padded = RowSeeds(5, torch.tensor([4, 1])).keys(8, 2, cpu)
+    assert torch.equal(padded[:4], some)
+    assert not set(padded[4:].tolist()) & set(every.tolist()) and len(set(padded.tolist())) == 8
     assert len(set(RowSeeds(5).keys(1000, 4, cpu).tolist())) == 1000
 
 

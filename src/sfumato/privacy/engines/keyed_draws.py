@@ -48,10 +48,11 @@ class RowSeeds:
     first: int = 0
 
     def keys(self, rows: int, views: int, device: torch.device) -> Tensor:
-        """One key of 32 bits for each row; rows of padding have those of the first examples."""
+        """One key of 32 bits for each row, of padding too."""
         own = torch.arange(rows // views, device=device)
-        if self.examples is not None and len(self.examples):
-            own = self.examples.to(device)[own % len(self.examples)]
+        if self.examples is not None:
+            padding = -1 - own[len(self.examples) :]  # Numbers that no example has.
+            own = torch.cat([self.examples.to(own)[: len(own)], padding])
         low, high = self.seed & _MASK, self.seed >> 32 & _MASK
         keys = _mixed(_mixed(own + self.first + low) + high)
         if views == 1:
@@ -140,12 +141,12 @@ def _bernoulli(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, An
 
 def _rand(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     draw = draws.normal if function in (torch.randn, torch.randn_like) else draws.uniform
-    if kwargs.get("generator") is not None:
+    if kwargs.get("generator") is not None or kwargs.get("out") is not None:
         return None
     if function in (torch.rand_like, torch.randn_like):
         size, kind = args[0].shape, kwargs.get("dtype") or args[0].dtype
     else:
-        size = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+        size = kwargs.get("size", args[0] if args and not isinstance(args[0], int) else args)
         kind = kwargs.get("dtype") or torch.get_default_dtype()
     drawn = draw(tuple(size))
     if drawn is None or not kind.is_floating_point:
@@ -171,16 +172,18 @@ def _filled(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any])
 
 
 def _normal(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """`torch.normal` of means and deviations."""
-    own = {"mean": 0.0, "std": 1.0, **dict(zip(("mean", "std"), args, strict=False)), **kwargs}
+    """`torch.normal` of means and deviations, or of a size."""
+    own: dict[str, Any] = {"mean": 0.0, "std": 1.0}
+    own |= dict(zip(("mean", "std", "size"), args, strict=False)) | kwargs
     given = [t for t in (own["mean"], own["std"]) if isinstance(t, Tensor)]
-    if set(own) > {"mean", "std"} or not given:
+    if set(own) - {"mean", "std", "size"} or not (given or own.get("size")):
         return None
-    shape = torch.broadcast_tensors(*given)[0].shape  # type: ignore[no-untyped-call]
+    shape = own.get("size") or torch.broadcast_tensors(*given)[0].shape  # type: ignore[no-untyped-call]
     if (drawn := draws.normal(tuple(shape))) is None:
         return None
+    kind = given[0].dtype if given else torch.get_default_dtype()
     with torch.no_grad():
-        return drawn.to(given[0].dtype) * own["std"] + own["mean"]
+        return drawn.to(kind) * own["std"] + own["mean"]
 
 
 def _rectified(draws: KeyedDraws, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -217,7 +217,7 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kept = 1 / (1 - args[1]) if args[2] is not False and args[1] < 1 else 1.0
             return args[0] * kept, torch.ones_like(args[0], dtype=torch.bool)
         if name in _RECTIFIERS:
-            return _rectified(func, args, kwargs, drawn=False)
+            return _rectifier_operator(func, args, kwargs, drawn=False)
         out = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(out, Tensor):
             return out
@@ -247,7 +247,7 @@ class EverySlope(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operation."""
         kwargs = kwargs or {}
         if func.overloadpacket.__name__ in _RECTIFIERS:
-            return _rectified(func, args, kwargs, drawn=True)
+            return _rectifier_operator(func, args, kwargs, drawn=True)
         return func(*args, **kwargs)
 
 
@@ -260,7 +260,9 @@ def even_draws(model: nn.Module) -> AbstractContextManager[object]:
 _RECTIFIERS = ("rrelu_with_noise", "rrelu_with_noise_")
 
 
-def _rectified(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, drawn: bool) -> Any:
+def _rectifier_operator(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, drawn: bool
+) -> Any:
     """A randomised rectifier, whose slopes are drawn for every number or are their mean."""
     own = dict(zip(("x", "noise", "lower", "upper", "training"), args, strict=False)) | kwargs
     if not own.get("training"):
