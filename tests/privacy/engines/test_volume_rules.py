@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 from sfumato.privacy import PerExample
 from sfumato.privacy.checks.agreement import errors
 from sfumato.privacy.engines.compiled import Compiled
+from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.operators import Operators
@@ -200,6 +201,21 @@ def test_gradients_are_those_of_one_example_at_a_time(name: str, views: int) -> 
     assert max(errors(found, reference).values()) < 1e-10
     torch.testing.assert_close(found.outputs, reference.outputs, rtol=1e-10, atol=1e-10)
     same_norms_and_sums(found, reference, 1e-9)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, -1), (1, -1)], ids=["positions", "channels"])
+def test_rows_in_other_dimensions_than_the_first_are_left_to_others(shape: tuple[int, ...]) -> None:
+    class Sideways(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv1d(1, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.view(shape)).view(8, -1).t()
+
+    x, y = torch.randn(4, 1), torch.arange(4) % 3
+    with pytest.raises(NotPerOperator, match="channels or positions"):
+        Operators(Objective(Sideways())).gradients(x, y)
 
 
 @pytest.mark.parametrize("name", MODELS)

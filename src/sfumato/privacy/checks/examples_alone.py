@@ -71,7 +71,7 @@ def agree(
     exactly, roughly = rounding(engine.narrowest), tolerance(engine.narrowest, confirmed=True)
     for k, pick in enumerate(alone.picks.tolist()):
         ours, wanted = _one(found, pick), _one(alone.gradients, k)
-        off, length = _length(ours, wanted), _length(wanted)
+        off, length = _difference(ours, wanted), _length(wanted)
         if not (math.isfinite(length) or math.isfinite(_length(ours))):
             continue  # Not finite, so it adds nothing.
         same = same and off <= exactly * max(least, length)
@@ -119,7 +119,7 @@ def _agree_in_double(
             return None
     for k in range(len(alone.picks)):
         one, other = _one(ours, k), _one(wanted, k)
-        off, length = _length(one, other), _length(other)
+        off, length = _difference(one, other), _length(other)
         if not (math.isfinite(length) or math.isfinite(_length(one))):
             continue
         if off <= tolerance(torch.float64) * max(least, length):
@@ -152,9 +152,12 @@ def _one(found: Gradients | Fused, example: int) -> list[Tensor]:
     return found.some([example]).weighted_sum(weight)
 
 
-def _length(gradients: list[Tensor], without: list[Tensor] | None = None) -> float:
-    """The norm of gradients, or of their difference from others."""
-    if without is not None:
-        gradients = [a - b for a, b in zip(gradients, without, strict=True)]
+def _difference(a: list[Tensor], b: list[Tensor]) -> float:
+    """The norm of the difference of gradients."""
+    return _length([s - t for s, t in zip(a, b, strict=True)])
+
+
+def _length(gradients: list[Tensor]) -> float:
+    """The norm of gradients."""
     norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in gradients]
     return float(torch.stack(norms).norm()) if norms else 0.0

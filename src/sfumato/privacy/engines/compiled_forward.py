@@ -311,7 +311,7 @@ def _group_norm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> 
     )  # fmt: skip
 
 
-_MOST_STEPS = 128
+_MOST_STEPS = 32
 """Time steps of a recurrent layer. The graph has operators of its own for each of them: tracing
 takes 0.07 s a step on one core, and generating the code of 28 steps 70 s on two."""
 

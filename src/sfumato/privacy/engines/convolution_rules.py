@@ -12,6 +12,7 @@ from sfumato.kernels.definitions import Geometry
 from sfumato.privacy.engines import autograd_functions
 from sfumato.privacy.engines.compiled_rules import FilterLeaves, filters
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
+from sfumato.privacy.engines.leaves import NotPerOperator
 
 CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
@@ -33,7 +34,7 @@ def _convolved(
 ) -> Tensor:
     size = tuple(weight.shape[2:])
     stride, dilation = _each(stride, len(size)), _each(dilation, len(size))
-    x = met.contact.place.leading(input, met.leaves.rows)
+    x = _leading(met, input)
     x, padding = _padded(x, padding, size, dilation)
     weight_leaf = None if met.deferred else met.leaves.of(weight)
     shift = None if bias is None else met.leaves.value(bias)
@@ -45,13 +46,20 @@ def _convolved(
         leaf = met.leaves.defer(weight, x, at, x.shape[0], *shape[1:])
         y = filters(FilterLeaves(values, shift, met.leaves.of(bias), at, output=leaf), x)
         return met.contact.output.back(y, met.leaves.rows)
-    zeros = (0,) * len(size)
-    settings = stride, padding, dilation, groups, False, zeros
+    settings = stride, padding, dilation, groups, False, (0,) * len(size)
     return _run(met, (x, values, shift), (weight_leaf, met.leaves.of(bias)), settings)
 
 
+def _leading(met: Met, input: Any) -> Tensor:
+    """The input with the rows of the batch in front."""
+    place = met.contact.place
+    if place.dim != 0:
+        raise NotPerOperator("the rows of the batch are channels or positions of a convolution")
+    return place.leading(input, met.leaves.rows)
+
+
 def _run(met: Met, given: Any, leaves: tuple[Tensor | None, Tensor | None], own: Any) -> Tensor:
-    """Run a convolution over rows that lead; one of one dimension has a second of size one.
+    """Run a convolution over rows that lead, a 1-D convolution as a 2-D one of height 1.
 
     Args:
         met: The contact.
@@ -60,15 +68,16 @@ def _run(met: Met, given: Any, leaves: tuple[Tensor | None, Tensor | None], own:
         own: Stride, padding, dilation, groups, whether it is transposed, and output padding.
     """
     (x, values, shift), (weight_leaf, bias_leaf) = given, leaves
-    stride, padding, dilation, groups, transposed, more = own
+    stride, padding, dilation, groups, transposed, output_padding = own
     flat = values.dim() == 3
     if flat:
         x, values = x.unsqueeze(2), values.unsqueeze(2)
-        stride, padding, dilation, more = (1, *stride), (0, *padding), (1, *dilation), (0, *more)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+        output_padding = (0, *output_padding)
         weight_leaf = None if weight_leaf is None else weight_leaf.unsqueeze(3)
     y = autograd_functions.convolution(
         x, values, shift, weight_leaf, bias_leaf,
-        stride, padding, dilation, groups, transposed, more, met.copies,
+        stride, padding, dilation, groups, transposed, output_padding, met.copies,
     )  # fmt: skip
     return met.contact.output.back(y.squeeze(2) if flat else y, met.leaves.rows)
 
@@ -83,15 +92,15 @@ def transposed_convolution(met: Met, function: Rule, args: Any, kwargs: dict[str
     own = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
     own |= named(_TRANSPOSED, args, kwargs)
     bias: Any = own["bias"]
-    x = met.contact.place.leading(own["input"], met.leaves.rows)  # type: ignore[arg-type]
+    x = _leading(met, own["input"])
     weight: Any = own["weight"]
     shift = None if bias is None else met.leaves.value(bias)
     given = autograd_functions.cast_values(x, met.leaves.value(weight), shift)
-    stride, padding, dilation, more = (
+    stride, padding, dilation, output_padding = (
         _each(own[name], weight.dim() - 2)
         for name in ("stride", "padding", "dilation", "output_padding")
     )
-    settings = stride, padding, dilation, own["groups"], True, more
+    settings = stride, padding, dilation, own["groups"], True, output_padding
     return _run(met, given, (met.leaves.of(weight), met.leaves.of(bias)), settings)
 
 

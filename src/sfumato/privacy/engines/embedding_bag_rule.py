@@ -35,15 +35,15 @@ def embedding_bag(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -
     words, offsets, bags = _bags(own)
     given = own["weight"], words, own.get("padding_idx")
     if own.get("mode", "mean") == "max":
-        return _largest(met, *given, offsets)
+        return _maxima(met, *given, offsets)
     found = _looked_up(met, *given)
     if (factors := own.get("per_sample_weights")) is not None:
         found = found * factors.reshape(-1, 1)
     total = found.new_zeros(len(offsets), found.shape[1]).index_add(0, bags, found)
     if own.get("mode", "mean") == "sum":
         return total
-    counted = _counted(given[0], words, given[2]).to(total.dtype)
-    counts = counted.new_zeros(len(offsets)).index_add(0, bags, counted)
+    are_words = _is_word(given[0], words, given[2]).to(total.dtype)
+    counts = are_words.new_zeros(len(offsets)).index_add(0, bags, are_words)
     return total / counts.clamp(min=1).unsqueeze(1)
 
 
@@ -54,13 +54,16 @@ def _bags(own: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     if words.dim() == 2:
         starts = torch.arange(len(words), device=words.device)
         return words.flatten(), starts * words.shape[1], starts.repeat_interleave(words.shape[1])
-    offsets = offsets[:-1] if own.get("include_last_offset") else offsets
+    if own.get("include_last_offset"):
+        if int(offsets[-1]) != len(words):
+            raise NotPerOperator("an embedding has words behind its last bag")
+        offsets = offsets[:-1]
     places = torch.arange(len(words), device=words.device)
     bags = torch.searchsorted(offsets.to(places.dtype), places, right=True) - 1
     return words, offsets, bags
 
 
-def _counted(weight: Tensor, words: Tensor, padding: int | None) -> Tensor:
+def _is_word(weight: Tensor, words: Tensor, padding: int | None) -> Tensor:
     """Tell which words are no padding."""
     if padding is None:
         return torch.ones_like(words, dtype=torch.bool)
@@ -74,10 +77,10 @@ def _looked_up(met: Met, weight: Tensor, words: Tensor, padding: int | None) -> 
     y = autograd_functions.embedding(each, value, leaf, None, met.leaves.views).flatten(0, 1)
     if padding is None:
         return y
-    return y.masked_fill(~_counted(weight, words, padding).unsqueeze(1), 0)
+    return y.masked_fill(~_is_word(weight, words, padding).unsqueeze(1), 0)
 
 
-def _largest(
+def _maxima(
     met: Met, weight: Tensor, words: Tensor, padding: int | None, offsets: Tensor
 ) -> Tensor:
     """The largest number of each column: the rows of a table of numbers, by PyTorch's choice."""

@@ -31,7 +31,7 @@ from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.operator_rules import RULES
 from sfumato.privacy.engines.paths import Path, kind_of
 from sfumato.privacy.engines.recorded_calls import OPENED, Key, Numbers, Opening, flat
-from sfumato.privacy.engines.recurrent_rules import FROZEN
+from sfumato.privacy.engines.recurrent_rules import LAYER_DRAWINGS
 from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.engines.vectorised import by_vmap
 
@@ -265,7 +265,7 @@ class ContactMode(Opening):
 
     def plain(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator in which no trained parameter meets the batch."""
-        draws, drawing = self.leaves.draws, DRAWINGS.get(func) or FROZEN.get(func)
+        draws, drawing = self.leaves.draws, DRAWINGS.get(func) or LAYER_DRAWINGS.get(func)
         if draws is not None and drawing is not None:
             drawn = drawing(draws, func, args, kwargs)
             if drawn is not None:

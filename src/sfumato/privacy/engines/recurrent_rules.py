@@ -204,5 +204,5 @@ RECURRENT: dict[Any, Rule] = {
 }
 """The rules of recurrent layers and cells."""
 
-FROZEN: dict[Any, Drawing] = dict.fromkeys(LAYERS, dropping)
+LAYER_DRAWINGS: dict[Any, Drawing] = dict.fromkeys(LAYERS, dropping)
 """Functions of frozen recurrent layers, with dropout between them."""

@@ -206,8 +206,8 @@ def _unblock(total: Tensor, shape: torch.Size) -> Tensor:
     if total.shape[0] == 1:
         return total.view(shape)
     taps = len(shape) - 2
-    lain = total.view(*shape[2:], *shape[:2])
-    return lain.permute(taps, taps + 1, *range(taps)).contiguous()
+    taps_first = total.view(*shape[2:], *shape[:2])
+    return taps_first.permute(taps, taps + 1, *range(taps)).contiguous()
 
 
 def _squared_norms(block: Tensor) -> Tensor:

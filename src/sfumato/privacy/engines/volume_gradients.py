@@ -74,10 +74,12 @@ def _by_groups(
     if groups == 1:
         x, d = (F.pad(t, (0, 0, 0, 0, 0, 0, 0, -t.shape[1] % _BLOCK)) for t in (x, d))
     channels = d.shape[1]
-    lain = [t.reshape(examples, views, *t.shape[1:]).transpose(0, 1).flatten(1, 2) for t in (x, d)]
+    grouped = [
+        t.reshape(examples, views, *t.shape[1:]).transpose(0, 1).flatten(1, 2) for t in (x, d)
+    ]
     like = x.new_empty(1).expand(examples * channels, x.shape[1] // groups, *kernel)
     found: Tensor = torch.ops.aten.convolution_backward(
-        lain[1], lain[0], like, None, stride, padding, dilation, False, (0, 0, 0),
+        grouped[1], grouped[0], like, None, stride, padding, dilation, False, (0, 0, 0),
         examples * groups, [False, True, False],
     )[1]  # fmt: skip
     return found.view(examples, channels, -1, *kernel)[:, :out, :inputs]
