@@ -392,7 +392,7 @@ def test_the_checks_of_a_plain_resnet_push_few_rows_through_it(
     mechanism = private(model)
     mechanism.per_example.settle(x, y)
     assert rows[True, torch.float64] + rows[False, torch.float64] == 0, "float32 agrees closely"
-    assert rows[True, torch.float32] <= 130 and rows[False, torch.float32] <= 240
+    assert rows[True, torch.float32] <= 130 and rows[False, torch.float32] <= 246
     rows.clear()
     mechanism.backward(x, y)
     assert rows.total() <= 4 * 32 + 2
@@ -400,7 +400,7 @@ def test_the_checks_of_a_plain_resnet_push_few_rows_through_it(
     rows.clear()
     mechanism.backward(x, y)  # Batches of 32 random examples tell no more than this one.
     assert rows[True, torch.float64] + rows[False, torch.float64] == 0
-    assert rows[True, torch.float32] <= 2 * 32 + 60 and rows[False, torch.float32] <= 3 * 32 + 50
+    assert rows[True, torch.float32] <= 2 * 32 + 60 and rows[False, torch.float32] <= 3 * 32 + 56
     rows.clear()
     mechanism.backward(x[:30], y[:30])
     assert rows.total() == 32

@@ -261,10 +261,10 @@ class PerExample:
                 if isinstance(self.engine, Operators):
                     return self.engine.gradients(x, y, keys)
                 return self.engine.gradients(x, y)
-            except NotPerOperator:
+            except NotPerOperator as reason:
                 if self._checked.has_proposal:
                     raise
-                # The checks did not see what these very inputs make the model do.
+                self._say_slow(f"in some batches {reason}")
                 return OneAtATime(self.objective).gradients(x, y)
 
     def _signature(self, x: Tensor, names: tuple[str, ...]) -> object:
@@ -285,8 +285,7 @@ class PerExample:
 
     def _choose(self, x: Tensor, y: Tensor) -> tuple[Engine, int]:
         """Choose and check the engine for inputs like these, and the batch size to run."""
-        engine, size, _ = self._found(x, y)
-        # The model may have changed when it was first called.
+        engine, size, _ = self._found(x, y)  # The model may change when it is first called.
         self._checked.add(self._signature(x, tuple(self.trainable)), size, engine)
         return engine, size
 
@@ -308,17 +307,18 @@ class PerExample:
                 give_back()
                 size = y.shape[0]
                 engine = self._checked_engine(x, y, known, at_size)
-        slow = isinstance(engine, OneAtATime)
-        if slow and not self._said:
+        if slow := isinstance(engine, OneAtATime):
+            why = "; ".join(f"{name}: {reason}" for name, reason in self.passed_over.items())
+            self._say_slow(f"no faster engine was right for it ({why})")
+        kind = self._signature(x, tuple(self.trainable))
+        return engine, size, at_size or slow or not self._checked.repeats(kind)
+
+    def _say_slow(self, reason: str) -> None:
+        """Warn once that examples run one at a time."""
+        if not self._said:
             self._said = True
-            reasons = "; ".join(f"{name}: {why}" for name, why in self.passed_over.items())
-            warnings.warn(
-                f"Examples run through this model one at a time, which is slow, because no "
-                f"faster engine was right for it ({reasons}).",
-                stacklevel=5,
-            )
-        repeats = self._checked.repeats(self._signature(x, tuple(self.trainable)))
-        return engine, size, at_size or slow or not repeats
+            said = "Examples run through this model one at a time, which is slow, because"
+            warnings.warn(f"{said} {reason}.", stacklevel=6)
 
     def _checked_engine(
         self, x: Tensor, y: Tensor, known: dict[int, Engine], at_size: bool

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from sfumato.privacy.checks.isolation import Change
-from sfumato.privacy.checks.random_inputs import IMAGE_KINDS, image_rows, random_rows
+from sfumato.privacy.checks.random_inputs import (
+    CUT,
+    IMAGE_KINDS,
+    image_rows,
+    random_rows,
+    replacement,
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ def image_plans(like: Tensor) -> list[Plan]:
     """Small batches of inputs that real data may contain and normally distributed ones are not.
 
     Smooth images between 0 and 1, noise between 0 and 255, an image that is all white, a copy of
-    another, and examples that are all the same.
+    another, examples that are all the same, and series that all end early.
     """
     images = image_rows(like, 3)
     plans = [Plan(images, [{j: kind} for j, kind in enumerate(IMAGE_KINDS)])]
@@ -36,7 +42,10 @@ def image_plans(like: Tensor) -> list[Plan]:
         whole = (255 * random_rows(like, 3, positive=True)).round()
         plans += [Plan(_brightest_first(whole), [{0: "darker"}, {1: "white"}])]
     plans += [Plan(images[:1].expand_as(images).clone(), [{1: "darker"}])]
-    return plans
+    short = random_rows(like, 3)
+    for row in range(3):
+        short = replacement(short, row, CUT)
+    return [*plans, Plan(short, [{1: "other"}])]
 
 
 def _brightest_first(x: Tensor) -> Tensor:

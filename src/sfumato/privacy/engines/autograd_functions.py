@@ -134,7 +134,9 @@ class _Linear(torch.autograd.Function):
         if needs_x:
             dx = d @ weight
         if needs_weight:
-            dw = torch.bmm(ds.transpose(1, 2), x.reshape(ctx.examples, -1, x.shape[-1]))
+            dw, xs = ds.transpose(1, 2), x.reshape(ctx.examples, -1, x.shape[-1])
+            # On a CPU the library is ten times slower with one position than a plain product.
+            dw = dw * xs if xs.shape[1] == 1 else torch.bmm(dw, xs)
         if needs_bias:
             db = ds.sum(1)
         return dx, None, None, dw, db, None

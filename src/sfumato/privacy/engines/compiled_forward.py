@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.privacy.engines import compiled_rules
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
-from sfumato.privacy.engines.contacts import Contact
+from sfumato.privacy.engines.contacts import Contact, Weight
 from sfumato.privacy.engines.convolution_rules import CONVOLUTION
 from sfumato.privacy.engines.keyed_draws import KeyedDraws
 from sfumato.privacy.engines.leaves import Leaves
@@ -201,6 +201,10 @@ class SlotLeaves(Leaves):
 
 class _CompiledMode(ContactMode):
     """The mode of the compiled pass: some operators have rules of their own."""
+
+    def is_weight(self, weight: Weight, given: Any) -> bool:
+        """Tell whether an argument is a weight: calls are in order, since none depends on data."""
+        return True
 
     def plain(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator in which no trained parameter meets the batch."""

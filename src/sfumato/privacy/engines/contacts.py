@@ -30,6 +30,7 @@ class Weight:
         name: The parameter's name, or None for a tensor that is computed from parameters.
         number: Its number among the tensors of the recording.
         parameters: The parameters behind it.
+        reached: Those of them that it has a gradient with respect to.
         shape: Its shape.
     """
 
@@ -37,6 +38,7 @@ class Weight:
     name: str | None
     number: int
     parameters: tuple[str, ...]
+    reached: frozenset[str]
     shape: tuple[int, ...]
 
 
@@ -148,7 +150,7 @@ def _classified(
     for k, call in enumerate(two.calls):
         for _, t in call.inputs:
             if t not in behind and not batch[t] and t not in made:
-                behind[t] = _reached(two.tensors[t], names)
+                behind[t] = reached_parameters(two.tensors[t], names)
         made.update(call.outputs)
         weights = [(at, t) for at, t in call.inputs if behind.get(t) and not batch[t]]
         rows = [(at, t) for at, t in call.inputs if places[t] is not None]
@@ -172,10 +174,7 @@ def _classified(
         at, source = rows[0] if rows else (None, grown)
         place, output = places[source], places[grown]
         assert place is not None and output is not None
-        own = tuple(
-            Weight(at, names.get(id(two.tensors[t])), t, tuple(sorted(behind[t])), two.shapes[t])
-            for at, t in weights
-        )
+        own = tuple(_weight(two, names, at, t, behind[t]) for at, t in weights)
         behind_it = tuple(sorted(roots))
         shapes = two.shapes[source], two.shapes[grown]
         found = Contact(
@@ -183,10 +182,18 @@ def _classified(
         )
         contacts.append(found)
     touched = {name for contact in contacts for name in contact.parameters}
-    used = touched.union(*(_reached(t, names) for t in two.results))
+    used = touched.union(*(reached_parameters(t, names) for t in two.results))
     return contacts, {
         name: found for name, found in others.items() if found or name in used - touched
     }
+
+
+def _weight(
+    run: Recording, names: dict[int, str], at: int, t: int, behind: frozenset[str]
+) -> Weight:
+    tensor = run.tensors[t]
+    reached = reached_parameters(tensor, names)
+    return Weight(at, names.get(id(tensor)), t, tuple(sorted(behind)), reached, run.shapes[t])
 
 
 def _check_same_calls(first: Recording, second: Recording) -> None:
@@ -195,8 +202,8 @@ def _check_same_calls(first: Recording, second: Recording) -> None:
         raise NotPerOperator("the model calls other operators for other inputs")
 
 
-def _reached(tensor: Tensor, names: dict[int, str]) -> frozenset[str]:
-    """The parameters that a tensor is computed from by operators that were not recorded."""
+def reached_parameters(tensor: Tensor, names: dict[int, str]) -> frozenset[str]:
+    """The parameters that a tensor has a gradient with respect to."""
     found, left, seen = set(), [tensor.grad_fn], set()
     while left:
         node = left.pop()
@@ -229,6 +236,8 @@ def _order(place: Place, first: Tensor, second: Tensor) -> Place:
     """The place, interleaved if a change of the last of three rows shows it."""
     if place.each == 1:
         return place
+    if first.shape != second.shape:
+        raise NotPerOperator("the shape of a tensor depends on the values in the batch")
     moved = (first != second).movedim(place.dim, 0).reshape(3 * place.each, -1).any(1)
     index = torch.arange(3 * place.each, device=moved.device)
     if bool((moved <= (index // place.each == 2)).all()):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sfumato.privacy.engines.book_keeping import conv_pays, matrix_pays
 from sfumato.privacy.engines.collecting import run_with_leaves
 from sfumato.privacy.engines.contact_rule import Met
-from sfumato.privacy.engines.contacts import Contact, find_contacts
+from sfumato.privacy.engines.contacts import Contact, Weight, find_contacts, reached_parameters
 from sfumato.privacy.engines.derivations import Derivation, derivation_of
 from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.keyed_draws import DRAWINGS, KeyedDraws
@@ -249,12 +249,18 @@ class ContactMode(Opening):
         self._deferred = deferred
         self._names, self._numbers = names, Numbers(names)
         self._contacts = contacts
+        self._alike = Counter(key[:2] for key in contacts)
 
     def forward_ended(self) -> None:
         """Count anew: operators within a checkpoint run again in the backward pass.
 
         Among its calls only those with parameters are known.
+
+        Raises:
+            NotPerOperator: A call was left out, so that others had its number.
         """
+        if any(self._alike[key[:2]] > 1 for key in self.left):
+            raise NotPerOperator("the model calls operators otherwise than it did at first")
         self._numbers = Numbers(self._names)
         self._contacts = {key: c for key, c in self._contacts.items() if key[1]}
 
@@ -298,4 +304,12 @@ class ContactMode(Opening):
             and rows.dim() == len(contact.input_shape)
             and rows.shape[contact.place.dim] == self.leaves.rows * contact.place.each
             and all(weight.position < len(given) for weight in contact.weights)
+            and all(self.is_weight(weight, given[weight.position]) for weight in contact.weights)
         )
+
+    def is_weight(self, weight: Weight, given: Any) -> bool:
+        """Tell whether an argument of a call is the weight that its contact had there."""
+        if weight.name is not None:
+            return True  # The name is part of the key.
+        same = isinstance(given, Tensor) and given.shape == weight.shape
+        return same and reached_parameters(given, self._names) == weight.reached
