@@ -48,7 +48,7 @@ def proposed(dataset: Dataset, seconds: float = 1e-5, **wishes: object) -> objec
 @pytest.mark.parametrize(
     ("count", "channels", "seconds", "base"),
     [
-        (5000, 3, 1e-5, "images"),  # A GPU, or as quick, at epsilon 8.
+        (8000, 3, 1e-5, "images"),  # A GPU, or as quick, at epsilon 8.
         pytest.param(5000, 1, 0.05, "last-layer-grey", marks=pytest.mark.slow),
         (1000, 3, 1e-5, "last-layer"),  # Better with so few, however quick the machine.
     ],
@@ -75,17 +75,17 @@ def test_a_plan_spends_the_budget_on_the_number_of_units() -> None:
 
 @pytest.mark.slow
 def test_half_of_the_work_where_the_whole_is_too_long() -> None:
-    whole = proposed(images(5000))
-    tight = proposed(images(5000), minutes=0.6 * whole.seconds / 60)
+    whole = proposed(images(8000))
+    tight = proposed(images(8000), minutes=0.6 * whole.seconds / 60)
     assert whole.base == tight.base == "images" and tight.within
     assert tight.choice.batch * tight.choice.steps == whole.choice.batch * whole.choice.steps // 2
     assert tight.seconds < 0.6 * whole.seconds
-    never = proposed(images(5000), 0.05, minutes=0.1)
+    never = proposed(images(8000), 0.05, minutes=0.1)
     assert never.base == "last-layer" and not never.within and never.seconds > 6
 
 
 def test_a_gpu_elsewhere_has_no_minutes() -> None:
-    found = proposed(images(5000), device=None, measure=None)
+    found = proposed(images(8000), device=None, measure=None)
     assert found.base == "images" and found.seconds is None and found.within
     assert "no GPU here" in recipe_text(found)
 

@@ -372,6 +372,43 @@ def test_a_head_reads_blocks(group: str, size: tuple[int, int], reads: tuple[str
     assert ("res2" in dict(part.named_children())) == ("res2" in reads)
 
 
+@pytest.mark.parametrize("group", ["d4", "d8"])
+@pytest.mark.parametrize("reads", [("res1",), ("conv3",), ("conv3", "res2"), ("wavelets",)])
+def test_a_head_sees_the_mean_of_an_image_and_its_mirror_image(
+    group: str, reads: tuple[str, ...]
+) -> None:
+    options = {"layout": (8, 8, 8), "reads": reads, "grid": 3, "classes": 3, "size": (16, 24)}
+    torch.manual_seed(0)
+    plain = create(f"eq-resnet9-{group}", **options).double().eval()
+    mirrored = create(f"eq-resnet9-{group}", mirror=True, **options).double().eval()
+    mirrored.load_state_dict(plain.state_dict())
+    x = torch.randn(4, 3, 16, 24, dtype=torch.float64)
+    rows: dict[nn.Module, Tensor] = {}
+    for model in (plain, mirrored):
+        model.head.register_forward_pre_hook(lambda head, given: rows.update({head: given[0]}))
+    with torch.no_grad():
+        both = []
+        for image in (x, x.flip(3)):
+            plain(image), mirrored(image)
+            both.append(rows[mirrored.head])
+        torch.testing.assert_close(*both)
+        if len(reads) == 1:  # Several parts are normalised one by one.
+            plain(x)
+            seen = rows[plain.head]
+            plain(x.flip(3))
+            mean = (seen + rows[plain.head]) / 2
+            wanted = mean if reads == ("wavelets",) else normalised(mean)
+            torch.testing.assert_close(both[0], wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_group_without_mirror_images_is_a_sentence() -> None:
+    for group in ("c4", "so2-1"):
+        with pytest.raises(UserError, match="needs a group with mirror images"):
+            create(f"eq-resnet9-{group}", reads=("conv3",), mirror=True)
+    with pytest.raises(UserError, match="'mirror' acts on what 'reads' names"):
+        create("eq-resnet9-d4", mirror=True)
+
+
 def test_no_block_of_that_name_is_a_sentence() -> None:
     with pytest.raises(
         UserError, match=r"'reads' of .* is \['conv5'\], .* a list of 'conv1', 'conv2',"

@@ -29,7 +29,7 @@ _ALIKE: dict[str, Any] = {
 
 _LAYERS: dict[str, Any] = _ALIKE | {
     "model.name": "eq-resnet9-d4",
-    "model.options": {"reads": ["conv3"], "grid": 5},
+    "model.options": {"reads": ["conv3"], "grid": 5, "mirror": True},
     "start.source": "dead-leaves",
     "start.how": "transfer",
     "start.reset": ["head", "conv4", "res2"],
@@ -43,7 +43,12 @@ MEASURED: dict[str, dict[str, Any]] = {
     "last-layer": _LAYERS,
     "last-layer-grey": _LAYERS
     | {
-        "model.options": {"reads": ["conv3", "wavelets"], "grid": 5, "whiten": 0.5},
+        "model.options": {
+            "reads": ["conv3", "wavelets"],
+            "grid": 5,
+            "whiten": 0.5,
+            "mirror": False,
+        },
         "optimizer.lr": 0.33,
     },
     "wavelets": _ALIKE

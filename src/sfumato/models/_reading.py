@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from sfumato.errors import UserError
 from sfumato.models.scatternet import wavelet_features, whitened
+from sfumato.nn.equivariant import MirrorMean
+from sfumato.nn.groups import Regular, Representation
 
 Read = Literal["conv1", "conv2", "res1", "conv3", "conv4", "res2", "wavelets"]
 
 
 def reading(
     parts: OrderedDict[str, nn.Module],
-    blocks: Iterator[tuple[str, nn.Module, int]],
+    blocks: Iterator[tuple[str, nn.Module, Representation, int]],
     reads: tuple[Read, ...],
     sides: Mapping[str, tuple[int, int]],
     *,
@@ -25,6 +27,7 @@ def reading(
     size: tuple[int, int],
     grid: int,
     whiten: float,
+    mirror: bool,
 ) -> nn.Module:
     """The network whose head reads these blocks, and no others behind the last of them."""
     left = set(reads) - {"wavelets"}
@@ -33,17 +36,18 @@ def reading(
     readers: dict[str, nn.Module] = {}
     seen = 0
     while left:
-        name, block, channels = next(blocks)
+        name, block, field, fields = next(blocks)
         parts[name] = block
         if name not in left:
             continue
         left.remove(name)
         # A grid that is finer than the block's own would repeat positions.
         height, width = (min(grid, side) for side in sides[name])
-        reader = OrderedDict[str, nn.Module](
-            pool=nn.AdaptiveAvgPool2d((height, width)),
-            norm=nn.GroupNorm(1, channels, affine=False),
-        )
+        channels = fields * field.dimension
+        reader = OrderedDict[str, nn.Module](pool=nn.AdaptiveAvgPool2d((height, width)))
+        if mirror:
+            reader["mirror"] = _mirror_mean(field, fields)
+        reader["norm"] = nn.GroupNorm(1, channels, affine=False)
         reader.update(whitened(channels, whiten))
         readers[name] = nn.Sequential(reader)
         seen += channels * height * width
@@ -51,7 +55,16 @@ def reading(
     if "wavelets" in reads:
         filters, coefficients = wavelet_features(size, channels=1, whiten=whiten)
         wavelets, seen = nn.Sequential(filters), seen + coefficients
-    return Reading(parts, readers, wavelets, nn.Linear(seen, classes))
+    return Reading(parts, readers, wavelets, nn.Linear(seen, classes), mirror=mirror)
+
+
+def _mirror_mean(field: Representation, fields: int) -> nn.Module:
+    if not isinstance(field, Regular) or not field.group.mirror:
+        raise UserError(
+            "The option 'mirror' needs a group with mirror images, such as d4: set the option "
+            "'group', or leave 'mirror' out."
+        )
+    return MirrorMean(field, fields)
 
 
 class Reading(nn.Module):
@@ -66,8 +79,11 @@ class Reading(nn.Module):
         readers: dict[str, nn.Module],
         wavelets: nn.Module | None,
         head: nn.Linear,
+        *,
+        mirror: bool,
     ) -> None:
         super().__init__()
+        self._mirror = mirror
         for name, block in blocks.items():
             self.add_module(name, block)
         self._in_a_row = tuple(blocks)
@@ -83,6 +99,8 @@ class Reading(nn.Module):
             if name in self.readers:
                 found.append(self.readers[name](seen).flatten(1))
         if self.wavelets is not None:
-            found.append(self.wavelets(x.mean(1, keepdim=True)))
+            grey = x.mean(1, keepdim=True)
+            waves = self.wavelets(grey)
+            found.append((waves + self.wavelets(grey.flip(3))) / 2 if self._mirror else waves)
         logits: Tensor = self.head(torch.cat(found, 1))
         return logits

@@ -30,7 +30,14 @@ from sfumato.nn.equivariant import (
     steerable_conv,
 )
 from sfumato.nn.fourier import BlurPool, DiscMask, FourierNonlinearity, IIDInstanceNorm
-from sfumato.nn.groups import FiniteGroup, Irreps, Regular, Trivial, parse_group
+from sfumato.nn.groups import (
+    FiniteGroup,
+    Irreps,
+    Regular,
+    Representation,
+    Trivial,
+    parse_group,
+)
 
 PAPER = "Hölzl et al. (2023)"
 Field: TypeAlias = Regular | Irreps
@@ -202,6 +209,7 @@ def eq_resnet9(
     reads: tuple[Read, ...] | None = None,
     grid: int = 2,
     whiten: float = 0.0,
+    mirror: bool = False,
 ) -> nn.Module:
     """ResNet-9 whose convolutions are equivariant under rotations (C_N, SO(2)) and mirrors (D_N).
 
@@ -223,7 +231,7 @@ def eq_resnet9(
     it sees all channels of their outputs, normalised over the image, which are more and less
     abstract. `wavelets` are the scattering coefficients of the grey image, as scatternet has them.
     `whiten` is the power of whitening these channels, from 0 for none to 1, by statistics of drawn
-    images.
+    images. With `mirror` it sees the mean of an image's channels and of its mirror image's.
     """
     field = parse_group(group)
     kit = _kit(
@@ -243,12 +251,14 @@ def eq_resnet9(
     if reads is not None:
         sides = {name: _sides(size, halvings, kit.blur) for name, halvings in _HALVED.items()}
         return reading(
-            parts, blocks, reads, sides, classes=classes, size=size, grid=grid, whiten=whiten
-        )
-    if whiten:
-        raise UserError("The option 'whiten' acts on what 'reads' names: give that option too.")
-    for name, block, width in blocks:
-        parts[name], features = block, width
+            parts, blocks, reads, sides, classes=classes, size=size, grid=grid, whiten=whiten,
+            mirror=mirror,
+        )  # fmt: skip
+    if whiten or mirror:
+        option = "whiten" if whiten else "mirror"
+        raise UserError(f"The option '{option}' acts on what 'reads' names: give that option too.")
+    for name, block, kind, fields in blocks:
+        parts[name], features = block, fields * kind.dimension
     parts["pool"] = nn.AdaptiveAvgPool2d(grid)
     parts["flatten"] = nn.Flatten()
     parts["head"] = nn.Linear(features * grid**2, classes)
@@ -269,8 +279,8 @@ def _sides(size: tuple[int, int], halvings: int, blur: bool) -> tuple[int, int]:
 
 def _blocks(
     kit: Kit, channels: int, counts: tuple[int, int, int], *, scaled: bool
-) -> Iterator[tuple[str, nn.Module, int]]:
-    """The blocks of Equivariant-ResNet-9 in their order, each with its name and output channels."""
+) -> Iterator[tuple[str, nn.Module, Representation, int]]:
+    """The blocks of Equivariant-ResNet-9 in order, with their names and the fields they return."""
 
     def residual(kit: Kit, fields: int) -> Residual:
         body = nn.Sequential(kit.block(fields, fields), kit.block(fields, fields))
@@ -279,15 +289,15 @@ def _blocks(
     narrow, middle, wide = counts
     after, restriction, restricted = kit.restricted(wide)
     assert isinstance(after.field, Regular)
-    before, behind = kit.field.dimension, after.field.dimension
-    yield "conv1", kit.block(channels, narrow, lift=True), narrow * before
-    yield "conv2", kit.block(narrow, middle, pool=True), middle * before
-    yield "res1", residual(kit, middle), middle * before
-    yield "conv3", kit.block(middle, wide, pool=True), wide * before
-    yield "restrict", restriction, restricted * behind
-    yield "conv4", after.block(restricted, wide, pool=True), wide * behind
-    yield "res2", residual(after, wide), wide * behind
-    yield "group_pool", GroupMaxPool(after.field), wide
+    before, behind = kit.field, after.field
+    yield "conv1", kit.block(channels, narrow, lift=True), before, narrow
+    yield "conv2", kit.block(narrow, middle, pool=True), before, middle
+    yield "res1", residual(kit, middle), before, middle
+    yield "conv3", kit.block(middle, wide, pool=True), before, wide
+    yield "restrict", restriction, behind, restricted
+    yield "conv4", after.block(restricted, wide, pool=True), behind, wide
+    yield "res2", residual(after, wide), behind, wide
+    yield "group_pool", GroupMaxPool(behind), Trivial(), wide
 
 
 _PUBLISHED: dict[str, str | None] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -246,6 +247,32 @@ class GroupMaxPool(nn.Module):
     def extra_repr(self) -> str:
         """The order of the group."""
         return f"dimension={self.dimension}"
+
+
+class MirrorMean(nn.Module):
+    """Mean of a stack of fields and of the same stack for the left-right mirror image.
+
+    That one has its channels permuted within each field and its columns in reverse, so the mirror
+    image itself is not needed.
+
+    Args:
+        field: Regular field of a group with mirror images.
+        fields: Number of fields.
+    """
+
+    source: Tensor
+
+    def __init__(self, field: Regular, fields: int) -> None:
+        super().__init__()
+        if not field.group.mirror:
+            raise ValueError(f"{field.group} has no mirror images")
+        own = field.group.compose(field.group.rotations, np.arange(field.dimension))
+        first = field.dimension * torch.arange(fields).unsqueeze(1)
+        self.register_buffer("source", (first + torch.tensor(own)).flatten(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean of a stack `(images, channels, height, width)` and its mirror image."""
+        return (x + x[:, self.source].flip(3)) / 2
 
 
 class EquivariantGroupNorm(nn.Module):
