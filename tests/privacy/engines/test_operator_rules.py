@@ -120,6 +120,11 @@ MEETINGS: dict[str, tuple[Meet, tuple[int, ...]]] = {
         (3, WIDTH, WIDTH),
     ),
     "cdist": (lambda z, w: torch.cdist(z, w), (4, WIDTH)),
+    "cdist of matrices": (lambda z, w: torch.cdist(z[:, 0], w, p=1.0), (4, WIDTH)),
+    "cdist of merged rows": (
+        lambda z, w: torch.cdist(z.reshape(-1, WIDTH), w).view(len(z), -1), (4, WIDTH),
+    ),
+    "cdist from a weight": (lambda z, w: torch.cdist(w, z[:, 0]).t(), (4, WIDTH)),
     "concatenation of a token": (
         lambda z, w: torch.cat([torch.cat([w] * len(z)), z], 1), (1, 2, WIDTH)
     ),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.privacy import PerExample
 from sfumato.privacy.checks.agreement import errors
+from sfumato.privacy.engines import operators
 from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
@@ -154,3 +155,17 @@ def test_series_that_are_cropped_to_the_longest_are_refused() -> None:
     x[:, 4:] = 0
     with pytest.raises(UserError, match="moves the outputs of the others"):
         PerExample(Cropped())(x, y)
+
+
+def test_a_crash_while_calls_are_recorded_leaves_a_model_to_other_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def crash(*_: object) -> None:
+        raise RuntimeError("sizes do not match")
+
+    monkeypatch.setattr(operators, "find_contacts", crash)
+    torch.manual_seed(0)
+    engine, x, y = PerExample(nn.Linear(WIDTH, 3)), torch.randn(5, WIDTH), torch.arange(5) % 3
+    found = engine(x, y)
+    assert engine.method == "torch.func" and "sizes do not match" in engine.passed_over["operators"]
+    assert max(errors(found, one_at_a_time(engine.model, x, y)).values()) < 2e-5

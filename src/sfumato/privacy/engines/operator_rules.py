@@ -44,6 +44,19 @@ def distance(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Ten
     return y
 
 
+def distances(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """`torch.cdist` between the rows of a batch and of a weight, or of stacks of both."""
+    place, source = met.contact.place, met.contact.source
+    matrices = len(args) > 1 and all(t.dim() == 2 for t in args[:2])
+    if source not in (0, 1) or place.dim or not matrices:
+        return distance(met, function, args, kwargs)
+    # Each row of the batch is a matrix of one row, beside the weight of its example.
+    rows, weight = args[source].unsqueeze(1), met.per_row(args[1 - source], 3, place)
+    pair = (rows, weight) if source == 0 else (weight, rows)
+    y: Tensor = function(*pair, *args[2:], **kwargs).squeeze(1 + source)
+    return y if source == 0 else y.t()
+
+
 def growing(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
     """A weight that is expanded or repeated to the rows of a batch."""
     with torch.no_grad():
@@ -352,7 +365,8 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(_INTERLEAVING, growing),
     **dict.fromkeys((*_STACKING, *_methods("cat", "concat", "concatenate")), joining),
     **dict.fromkeys(_methods("masked_fill"), masked_fill),
-    **dict.fromkeys(_methods("cosine_similarity", "pairwise_distance", "cdist"), distance),
+    **dict.fromkeys(_methods("cosine_similarity", "pairwise_distance"), distance),
+    **dict.fromkeys(_methods("cdist"), distances),
     **dict.fromkeys(
         _methods("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv"), matrix_product
     ),

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfumato.memory import out_of_memory
 from sfumato.privacy.engines.book_keeping import conv_pays, matrix_pays
 from sfumato.privacy.engines.collecting import run_with_leaves
 from sfumato.privacy.engines.contact_rule import Met
@@ -104,7 +105,9 @@ class Operators(Engine):
         """Tell whether the gradients of some operator are not materialised for such inputs."""
         try:
             return bool(self.program(x).deferred)
-        except NotPerOperator:
+        except Exception as error:  # What is wrong is said where gradients are compared.
+            if out_of_memory(error):
+                raise
             return False
 
     def program(self, x: Tensor, names: tuple[str, ...] | None = None) -> Program:
