@@ -166,7 +166,7 @@ class PerExample:
         if size > examples:
             x, y = padded(x, y, size, self.views)
         before = [(p._version, p.data_ptr()) for p in parameters.values()]
-        found = self._pass(x, y, tuple(parameters))
+        found = self._pass(x, y, parameters)
         for (name, p), own in zip(parameters.items(), before, strict=True):
             if (p._version, p.data_ptr()) != own:
                 raise UserError(
@@ -248,9 +248,9 @@ class PerExample:
             return self.precision
         return compiled_precision(x.device) if x.dtype == torch.float32 else None
 
-    def _pass(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> Gradients | Fused:
+    def _pass(self, x: Tensor, y: Tensor, parameters: dict[str, nn.Parameter]) -> Gradients | Fused:
         assert self.engine is not None
-        compiled = self._compiled_for(self.engine, x, y, names)
+        compiled = self._compiled_for(self.engine, x, y, tuple(parameters))
         keys = None
         if self.seeds is not None and (compiled is None or compiled.random):
             keys = self.seeds.keys(len(x), self.views, x.device)
@@ -259,7 +259,7 @@ class PerExample:
         with even_draws(self.model):
             try:
                 if isinstance(self.engine, Operators):
-                    return self.engine.gradients(x, y, keys)
+                    return self.engine.gradients(x, y, keys, parameters)
                 return self.engine.gradients(x, y)
             except NotPerOperator as reason:
                 if self._checked.has_proposal:

@@ -128,7 +128,13 @@ class Operators(Engine):
             self._programs[key] = self._found(x)
         return self._programs[key]
 
-    def gradients(self, x: Tensor, y: Tensor, keys: Tensor | None = None) -> Gradients:
+    def gradients(
+        self,
+        x: Tensor,
+        y: Tensor,
+        keys: Tensor | None = None,
+        parameters: dict[str, nn.Parameter] | None = None,
+    ) -> Gradients:
         """Per-example gradients in one pass, operator by operator.
 
         Args:
@@ -136,11 +142,12 @@ class Operators(Engine):
             y: `(examples,)` targets.
             keys: Keys of the rows' random numbers (see `keyed_draws`); PyTorch's own generators if
                 None.
+            parameters: The parameters trained now; looked up if None.
 
         Raises:
             NotPerOperator: The model uses a parameter in a way that the rules cannot follow.
         """
-        parameters = self.objective.trainable
+        parameters = self.objective.trainable if parameters is None else parameters
         program = self.program(x, tuple(parameters))
         draws = None if keys is None else KeyedDraws(keys)
         trained = {id(p): p for p in parameters.values()}
