@@ -31,6 +31,7 @@ from sfumato.privacy.engines.one_at_a_time import OneAtATime
 from sfumato.privacy.engines.operators import Operators
 from sfumato.privacy.numerics.model_state import Snapshot
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 X = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6) % CLASSES
 
@@ -103,6 +104,25 @@ def test_targets_of_the_batch_are_not_used_by_the_checks(
     impossible = torch.full((6,), 99)
     PerExample(model, loss=loss).settle(torch.full_like(X, float("nan")), impossible)
     assert seen and all(int(t.max()) < CLASSES for t in seen)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("classes", [2, 3, 6])
+def test_a_loss_may_read_fewer_classes_than_there_are_outputs(device: str, classes: int) -> None:
+    """A GPU ends the process at a target that is no class."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        own = nn.functional.cross_entropy(outputs[:, :classes], targets, reduction="none")
+        return own + outputs[:, classes:].square().mean(1)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, 7)).to(device)
+    for targets in (torch.arange(9) % classes, torch.zeros(9, dtype=torch.long)):
+        engine = PerExample(model, loss=loss)
+        x, y = torch.randn(9, 3, 6, 6, device=device), targets.to(device)
+        found = engine(x, y)
+        assert engine.method == "operators"
+        assert max(errors(found, one_at_a_time(model, x, y, loss=loss)).values()) < 1e-5
 
 
 def test_inputs_are_not_used_by_the_checks(model: nn.Module) -> None:

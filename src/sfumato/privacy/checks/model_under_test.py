@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_flatten
 from sfumato.errors import UserError
 from sfumato.privacy.checks.isolation import LOOSE, look
 from sfumato.privacy.checks.random_inputs import random_rows, random_targets
-from sfumato.privacy.engines.objective import Objective, shape_complaint
+from sfumato.privacy.engines.objective import Loss, Objective, shape_complaint
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
+from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import (
     PROBE_SEED,
@@ -32,13 +33,20 @@ Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all
 
 @dataclass
 class Draws:
-    """Random inputs and targets like a model's real ones."""
+    """Random inputs and targets like a model's real ones.
+
+    Attributes:
+        like_x: Real inputs.
+        like_y: Real targets.
+        positive: Whether inputs are positive, because the model is not finite on others.
+        classes: Number of classes to draw targets from; None if the loss accepts the real ones
+            alone.
+    """
 
     like_x: Tensor
     like_y: Tensor
-    outputs: Tensor
     positive: bool
-    own_targets: bool
+    classes: int | None
 
     @classmethod
     def for_objective(cls, objective: Objective, x: Tensor, y: Tensor) -> Draws:
@@ -55,12 +63,7 @@ class Draws:
         if not bool(torch.isfinite(outputs).all()):
             other = look(model, random_rows(x, 3, positive=True), None).outputs
             positive = bool(torch.isfinite(other).all())
-        try:
-            loss(outputs, random_targets(y, outputs, 3))
-            own_targets = False
-        except Exception:
-            own_targets = True
-        return cls(x, y, outputs, positive, own_targets)
+        return cls(x, y, positive, _accepted_classes(loss, outputs, y))
 
     def x(self, rows: int) -> Tensor:
         """Random inputs."""
@@ -68,10 +71,39 @@ class Draws:
 
     def y(self, examples: int) -> Tensor:
         """Random targets; the given ones, repeated, if the loss does not accept random ones."""
-        if self.own_targets:
+        if self.classes is None:
             every = torch.arange(examples, device=self.like_y.device)
             return self.like_y[every % self.like_y.shape[0]]
-        return random_targets(self.like_y, self.outputs, examples)
+        return random_targets(self.like_y, self.classes, examples)
+
+
+def _accepted_classes(loss: Loss, outputs: Tensor, y: Tensor) -> int | None:
+    """Number of classes to draw targets from: of the outputs, or, if these are more, of targets.
+
+    A class too many is tried on the CPU alone: on a GPU it would end the process.
+    """
+    several = outputs.shape[1] if outputs.dim() > 1 else 2
+    if _accepts(_on_cpu(loss), outputs.cpu(), y.cpu(), several):
+        return several
+    seen = 1 if y.is_floating_point() else int(y.max()) + 1
+    return seen if _accepts(loss, outputs, y, seen) else None
+
+
+def _accepts(loss: Loss, outputs: Tensor, like: Tensor, classes: int) -> bool:
+    """Tell whether a loss accepts random targets of so many classes, the last one among them."""
+    try:
+        targets = random_targets(like, classes, len(outputs))
+        loss(outputs, targets)
+        if not targets.is_floating_point():
+            last = torch.full_like(targets, classes - 1)
+            loss(outputs, torch.where(targets == PADDING, targets, last))
+    except Exception:  # The error is reported where the loss is used.
+        return False
+    return True
+
+
+def _on_cpu(loss: Loss) -> Loss:
+    return copied(loss).cpu() if isinstance(loss, nn.Module) else loss
 
 
 class _Types(TorchFunctionMode):

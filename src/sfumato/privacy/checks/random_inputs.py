@@ -65,17 +65,21 @@ def _like(x: Tensor, like: Tensor) -> Tensor:
     return x
 
 
-def random_targets(like: Tensor, outputs: Tensor, examples: int) -> Tensor:
+def random_targets(like: Tensor, classes: int, examples: int) -> Tensor:
     """Random targets of the shape and type of real ones: classes, or numbers between 0 and 1.
 
     Where real ones have padding, as units of several images do, so have these.
+
+    Args:
+        like: Real targets.
+        classes: Number of classes to draw from.
+        examples: Number of targets.
     """
     generator = torch.Generator().manual_seed(PROBE_SEED)
     shape = (examples, *like.shape[1:])
     if like.is_floating_point():
         y = torch.rand(shape, generator=generator, dtype=torch.float64)
     else:
-        classes = outputs.shape[1] if outputs.dim() > 1 else 2
         y = torch.randint(classes, shape, generator=generator)
         if y.dim() == 2 and bool((like == PADDING).any()):
             counts = torch.randint(1, shape[1] + 1, (examples, 1), generator=generator)
