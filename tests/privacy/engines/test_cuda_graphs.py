@@ -11,6 +11,7 @@ from sfumato.privacy.engines import cuda_graphs as replay
 from sfumato.privacy.engines.compiled import Compiled
 from sfumato.privacy.engines.cuda_graphs import Replayed, apart
 from sfumato.privacy.per_example import REPLAY, PerExample
+from uncompiled import run_without_code
 
 
 def test_a_function_runs_eagerly_without_cuda() -> None:
@@ -79,6 +80,7 @@ def test_a_graph_that_returns_other_numbers_is_refused() -> None:
 
 
 def test_a_pass_that_is_not_replayed_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_without_code(monkeypatch)
     model = torch.nn.Linear(3, 2)
     monkeypatch.setattr(Compiled, "refused", "it differs")
     engine = PerExample(model, precision=torch.float32)

@@ -20,6 +20,7 @@ from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.operators import Operators
+from thinning import with_slow
 from uncompiled import run_without_code
 
 INPUT, WIDTH, STEPS, CLASSES = 3, 4, 5, 3
@@ -271,9 +272,10 @@ COMPILED = [
     "learned states", "interleaved with the rows", "tied", "frozen hidden weights", "parametrised",
     "LSTMCell",
 ]  # fmt: skip
+RARE = COMPILED[2:6] + COMPILED[8:9]
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", with_slow(COMPILED, *RARE))
 def test_the_compiled_pass_has_the_same_norms_and_sums(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,7 +366,7 @@ def test_dropout_between_layers_belongs_to_the_rows(freeze: bool, options: dict[
     assert not torch.allclose(whole.losses, engine.gradients(x, y, keys(8, seed=9)).losses)
 
 
-@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("freeze", with_slow([True, False], True))
 def test_the_compiled_pass_drops_the_same(freeze: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     run_without_code(monkeypatch)
     objective = Objective(dropping(freeze=freeze), views=2)

@@ -14,6 +14,7 @@ from sfumato import models, recipes
 from sfumato.data import dead_leaves
 from sfumato.nn.whitening import ChannelWhitening
 from sfumato.training.initial.drawn_statistics import fit_whitening, fitted_names
+from thinning import with_slow
 
 CONSTANTS = {"mean": (0.5,), "std": (0.25,)}
 
@@ -55,7 +56,7 @@ def test_the_same_images_are_drawn_each_time() -> None:
     assert fitted_names(nn.Sequential(nn.Conv2d(3, 3, 1))) == []
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", with_slow([1, 3], 1))
 def test_a_run_states_what_was_fitted_and_never_sees_its_images_for_it(
     tmp_path: Path, channels: int
 ) -> None:
