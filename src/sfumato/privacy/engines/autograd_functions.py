@@ -134,12 +134,22 @@ class _Linear(torch.autograd.Function):
         if needs_x:
             dx = d @ weight
         if needs_weight:
-            dw, xs = ds.transpose(1, 2), x.reshape(ctx.examples, -1, x.shape[-1])
-            # On a CPU the library is ten times slower with one position than a plain product.
-            dw = dw * xs if xs.shape[1] == 1 else torch.bmm(dw, xs)
+            dw = matrix_gradients(ds, x.reshape(ctx.examples, -1, x.shape[-1]))
         if needs_bias:
             db = ds.sum(1)
         return dx, None, None, dw, db, None
+
+
+def matrix_gradients(d: Tensor, x: Tensor) -> Tensor:
+    """Gradients `(examples, out, in)` of a matrix that all positions of an example multiply.
+
+    Args:
+        d: Gradients of the products `(examples, positions, out)`.
+        x: The inputs `(examples, positions, in)`.
+    """
+    d = d.transpose(1, 2)
+    # On a CPU the library is ten times slower with one position than a plain product.
+    return d * x if x.shape[1] == 1 else torch.bmm(d, x)
 
 
 convolution: Callable[..., Tensor] = _Convolution.apply

@@ -9,6 +9,7 @@ always larger than the two vectors together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
+from sfumato.privacy.engines.autograd_functions import matrix_gradients
 from sfumato.privacy.engines.convolution_gradients import conv_weight_gradients
 from sfumato.privacy.engines.results import Examples, rows_of
 from sfumato.privacy.engines.stored_gradients import at_least_float32
@@ -29,8 +31,8 @@ _SMALLEST_MATRIX = 1 << 12
 """The same for weight matrices of linear layers, whose gradients are cheaper to defer."""
 
 _MOST_POSITIONS = 8
-"""The gradient of a matrix that more vectors of an example multiply is materialised: computing the
-sum in float64 costs more than storing it."""
+"""The gradient of a matrix that more vectors of an example multiply in one use is materialised:
+computing the sum in float64 costs more than storing it."""
 
 _AT_ONCE = 1 << 22
 """Numbers of patches converted to float64 at once, 32 MiB."""
@@ -102,12 +104,21 @@ class DeferredMatrix:
     Attributes:
         x: The inputs `(rows, in)`.
         d: The gradients of the outputs `(rows, out)`.
-        views: Rows per example.
+        views: Rows per example, of all of its views, spatial positions and uses of the layer.
     """
 
     x: Tensor
     d: Tensor
     views: int
+
+    @classmethod
+    def of_uses(cls, uses: Sequence[DeferredMatrix]) -> DeferredMatrix:
+        """The gradients of a matrix that is used once or several times."""
+        if len(uses) == 1:
+            return uses[0]
+        x = torch.cat([use._views(use.x) for use in uses], 1)
+        d = torch.cat([use._views(use.d) for use in uses], 1)
+        return cls(x.flatten(0, 1), d.flatten(0, 1), x.shape[1])
 
     def _views(self, t: Tensor) -> Tensor:
         return t.reshape(-1, self.views, t.shape[1])
@@ -115,7 +126,7 @@ class DeferredMatrix:
     def tensor(self) -> Tensor:
         """The gradients `(examples, out, in)`."""
         d, x = (self._views(at_least_float32(t)) for t in (self.d, self.x))
-        return torch.bmm(d.transpose(1, 2), x)
+        return matrix_gradients(d, x)
 
     def squared_norms(self) -> Tensor:
         """Squared norms `(examples,)` from products of inputs and of gradients, rounded up."""
@@ -156,14 +167,15 @@ def conv_pays(weight: Tensor, length: int) -> bool:
     return few and weight.numel() >= _SMALLEST
 
 
-def matrix_pays(weight: Tensor, positions: int) -> bool:
+def matrix_pays(weight: Tensor, positions: int, uses: int = 1) -> bool:
     """Tell whether deferring a matrix's gradients is cheaper than materialising them.
 
     Args:
         weight: The matrix.
         positions: Vectors that one example multiplies with it.
+        uses: Calls that these are spread over, each of which would be added to what is stored.
     """
     outputs, inputs = weight.shape
-    if positions > _MOST_POSITIONS:
+    if positions > _MOST_POSITIONS * uses:
         return False
-    return inputs * outputs >= max(_SMALLEST_MATRIX, 2 * positions * (inputs + outputs))
+    return uses * inputs * outputs >= max(_SMALLEST_MATRIX, 2 * positions * (inputs + outputs))

@@ -48,14 +48,15 @@ def _collect(
     """Differentiate, map derived weights back to their parameters, and sum uses."""
     theta = list(parameters.values())
     # Operators within a checkpoint run again in the backward pass, and ask for leaves again.
-    direct, later = dict(leaves.of_parameter), dict(leaves.deferred)
+    direct = dict(leaves.of_parameter)
+    later = [(key, use) for key, uses in leaves.deferred.items() for use in uses]
     derived = list(leaves.of_derived)
     if not total.requires_grad:
         return [None] * len(theta)
     groups = (
         list(direct.values()),
         [leaf for _, leaf in derived],
-        [leaf for _, leaf, _ in later.values()],
+        [leaf for _, (_, leaf, _) in later],
         theta,
     )
     grads = torch.autograd.grad(total, [t for g in groups for t in g], allow_unused=True)
@@ -63,12 +64,16 @@ def _collect(
     if any(g is not None for g in stray):
         raise NotPerOperator("a parameter meets the batch in an operator that has no rule")
     found: dict[int, Tensor] = {}
+    uses: dict[int, list[DeferredMatrix]] = {}
     kept: dict[int, Deferred] = {}
-    for (key, (x, _, at)), d in zip(later.items(), of_later, strict=True):
+    for (key, (x, _, at)), d in zip(later, of_later, strict=True):
         if d is not None and d.dim() == 2:
-            kept[key] = DeferredMatrix(x, d, at.views)
+            uses.setdefault(key, []).append(DeferredMatrix(x, d, at.views))
         elif d is not None:
+            if key in kept:
+                raise NotPerOperator("an operator is called otherwise than it was at first")
             kept[key] = DeferredFilters(x, d, parameters[key].detach(), at)
+    kept |= {key: DeferredMatrix.of_uses(own) for key, own in uses.items()}
     for key, grad in zip(direct, ours, strict=True):
         if grad is not None:
             found[key] = grad
@@ -82,6 +87,8 @@ def _collect(
             if part is not None:
                 key = id(parameter)
                 found[key] = found[key] + part if key in found else part
+    for key in found.keys() & kept.keys():
+        found[key] = found[key] + kept[key].tensor()
     return [found.get(id(p), kept.get(id(p))) for p in theta]
 
 

@@ -25,8 +25,8 @@ class Leaves:
         of_parameter: Leaves by the identity of their parameters.
         of_derived: Tensors that are computed from parameters, each with its leaf.
         draws: The random numbers of this pass; None for those of PyTorch's own generators.
-        deferred: By the identity of a parameter, an operator's input, the leaf that receives the
-            gradients of its output, and the geometry.
+        deferred: By the identity of a parameter, for each use an operator's input, the leaf that
+            receives the gradients of its output, and the geometry.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Leaves:
         self._parameters = parameters
         self.of_parameter: dict[int, Tensor] = {}
         self.of_derived: list[tuple[Tensor, Tensor]] = []
-        self.deferred: dict[int, tuple[Tensor, Tensor, Geometry]] = {}
+        self.deferred: dict[int, list[tuple[Tensor, Tensor, Geometry]]] = {}
 
     def of(self, tensor: Tensor | None) -> Tensor | None:
         """The leaf of a parameter, the same each time, or a new one of a derived tensor."""
@@ -61,10 +61,8 @@ class Leaves:
 
     def defer(self, weight: Tensor, x: Tensor, at: Geometry, *output: int) -> Tensor:
         """A leaf for the gradients of an operator's output instead of those of its weight."""
-        if id(weight) in self.deferred:
-            raise NotPerOperator("an operator is called otherwise than it was at first")
         leaf = zeros(x, *output)
-        self.deferred[id(weight)] = x.detach(), leaf, at
+        self.deferred.setdefault(id(weight), []).append((x.detach(), leaf, at))
         return leaf
 
     def _new(self, tensor: Tensor) -> Tensor:

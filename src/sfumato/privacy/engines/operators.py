@@ -11,7 +11,7 @@ under `torch.func.vmap`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -174,14 +174,9 @@ class Operators(Engine):
                 where = ", ".join(sorted(others[name])) or "an operator that is not seen"
                 raise NotPerOperator(f"parameter '{name}' meets the batch in {where}")
             opaque.update(more)
-        uses = Counter(name for contact in contacts for name in contact.parameters)
-        trained = self.objective.trainable
-        deferred = [
-            contact.key
-            for contact in contacts
-            if self.book_keeping and x.device.type == "cpu"
-            and _pays(contact, trained, uses, self.objective.views)
-        ]  # fmt: skip
+        trained, deferred = self.objective.trainable, frozenset[Key]()
+        if self.book_keeping and x.device.type == "cpu":
+            deferred = frozenset(_deferred(contacts, trained, self.objective.views))
         ids = {id(p): name for name, p in trained.items()}
         derivations = {
             weight.number: derivation_of(weight.number, recording, ids)
@@ -189,7 +184,7 @@ class Operators(Engine):
             for weight in contact.weights
             if weight.name is None
         }
-        return Program({c.key: c for c in contacts}, frozenset(deferred), opaque, derivations)
+        return Program({c.key: c for c in contacts}, deferred, opaque, derivations)
 
 
 def _exact(x: Tensor) -> bool:
@@ -216,20 +211,31 @@ def _within(parameter: str, modules: Iterable[str]) -> bool:
     return any(parameter.startswith(f"{name}.") for name in modules)
 
 
-def _pays(
-    contact: Contact, parameters: dict[str, nn.Parameter], uses: Counter[str], views: int
-) -> bool:
-    """Tell whether deferring the gradients of a contact's weight is cheaper."""
-    own = next((weight.name for weight in contact.weights if weight.position == 1), None)
-    if own is None or uses[own] != 1 or own not in parameters:
+def _deferred(
+    contacts: Iterable[Contact], parameters: dict[str, nn.Parameter], views: int
+) -> Iterator[Key]:
+    """Keys of the contacts whose weights' gradients are cheaper to defer."""
+    uses: dict[str, list[Contact]] = {}
+    for contact in contacts:
+        for name in contact.parameters:
+            uses.setdefault(name, []).append(contact)
+    for name, own in uses.items():
+        if name in parameters and _pays(name, parameters[name], own, views):
+            yield from (contact.key for contact in own)
+
+
+def _pays(name: str, weight: nn.Parameter, uses: list[Contact], views: int) -> bool:
+    """Tell whether deferring the gradients of a parameter is cheaper, in all of its uses."""
+    weights = [w for use in uses for w in use.weights if name in w.parameters]
+    if any((w.name, w.position) != (name, 1) for w in weights):
         return False
-    weight, output = parameters[own], contact.output_shape
-    if contact.function is F.linear:
-        positions = views * torch.Size(output).numel() // (2 * weight.shape[0])
-        return matrix_pays(weight, positions)
-    if contact.function is F.conv2d and contact.place.leads:
-        grouped = contact.input_shape[1] != weight.shape[1]
-        length = views * contact.place.each * output[2] * output[3]
+    first, shapes = uses[0], [torch.Size(use.output_shape) for use in uses]
+    if all(use.function is F.linear for use in uses):
+        positions = sum(views * shape.numel() // (2 * weight.shape[0]) for shape in shapes)
+        return matrix_pays(weight, positions, len(uses))
+    if len(uses) == 1 and first.function is F.conv2d and first.place.leads:
+        grouped = first.input_shape[1] != weight.shape[1]
+        length = views * first.place.each * shapes[0][2] * shapes[0][3]
         return not grouped and conv_pays(weight, length)
     return False
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.privacy.engines.autograd_functions import unobserved
+from sfumato.privacy.engines.autograd_functions import matrix_gradients, unobserved
 
 
 class _LSTM(torch.autograd.Function):
@@ -192,7 +192,7 @@ def _products(d: Tensor, inputs: Tensor, examples: int) -> Tensor:
     """Gradients `(examples, out, in)` of a matrix that all sequences and steps multiply."""
     d = d.reshape(examples, -1, d.shape[2])
     x = inputs.transpose(0, 1).reshape(examples, -1, inputs.shape[2])
-    return torch.bmm(d.transpose(1, 2), x)
+    return matrix_gradients(d, x)
 
 
 lstm: Callable[..., tuple[Tensor, Tensor]] = _LSTM.apply
