@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sfumato.kernels.definitions import Geometry
 from sfumato.privacy import Flat
+from sfumato.privacy.engines import book_keeping
 from sfumato.privacy.engines.book_keeping import (
     DeferredFilters,
     DeferredMatrix,
@@ -219,6 +220,24 @@ def test_a_matrix_that_is_used_several_times_is_deferred(views: int) -> None:
     compare(model, x, y, views)
     part = Operators(PerExample(model, views=views).objective).gradients(x, y).parts[2]
     assert isinstance(part, DeferredMatrix) and part.views == 5 * views
+
+
+def test_norms_of_many_uses_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where products of all pairs of positions are more work than the gradients themselves."""
+    torch.manual_seed(0)
+    x, d = torch.randn(6 * 150, 70), torch.randn(6 * 150, 80)
+    part = DeferredMatrix(x, d, 150)
+    exact = part.tensor().double().flatten(1).square().sum(1)
+    shapes: list[torch.Size] = []
+    own = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *a: shapes.append(own(*a).shape) or own(*a))
+    monkeypatch.setattr(book_keeping, "_AT_ONCE", 1 << 16)
+    torch.testing.assert_close(part.squared_norms(), exact, rtol=1e-3, atol=0)
+    assert shapes and all(shape == (1, 80, 70) for shape in shapes)
+    assert bool((part.squared_norms() >= exact).all())
+    matrix = torch.zeros(64, 64)
+    assert matrix_pays(matrix, 32, 32)
+    assert not matrix_pays(matrix, 400 * 8, 400), "vectors of many uses fill the memory"
 
 
 def test_a_matrix_that_is_used_transposed_too_is_materialised() -> None:

@@ -34,8 +34,11 @@ _MOST_POSITIONS = 8
 """The gradient of a matrix that more vectors of an example multiply in one use is materialised:
 computing the sum in float64 costs more than storing it."""
 
+_MOST_USES = 8
+"""The vectors of all uses may need at most four times the memory of the matrix's gradients."""
+
 _AT_ONCE = 1 << 22
-"""Numbers of patches converted to float64 at once, 32 MiB."""
+"""Numbers in float64 at once, 32 MiB."""
 
 
 @dataclass
@@ -134,12 +137,24 @@ class DeferredMatrix:
             norms: Tensor = torch.linalg.vector_norm(self.x, dim=1, dtype=torch.float64)
             norms = norms * torch.linalg.vector_norm(self.d, dim=1, dtype=torch.float64)
             return norms.square()
-        x, d = (self._views(t).double() for t in (self.x, self.d))
-        pairs = torch.bmm(x, x.transpose(1, 2)) * torch.bmm(d, d.transpose(1, 2))
+        stored = self.x.shape[1] * self.d.shape[1] + self.views * (self.views + self.x.shape[1])
+        step = max(1, _AT_ONCE // stored)
+        xs, ds = (torch.split(self._views(t), step) for t in (self.x, self.d))
+        parts = [self._norms(x.double(), d.double()) for x, d in zip(xs, ds, strict=True)]
+        return torch.cat(parts).square()
+
+    def _norms(self, x: Tensor, d: Tensor) -> Tensor:
+        """Norms of some examples, rounded up."""
+        inputs, outputs = x.shape[2], d.shape[2]
+        if self.views * (inputs + outputs) > inputs * outputs:
+            norms: Tensor = torch.linalg.vector_norm(matrix_gradients(d, x), dim=(1, 2))
+        else:
+            pairs = torch.bmm(x, x.transpose(1, 2)) * torch.bmm(d, d.transpose(1, 2))
+            norms = pairs.sum((1, 2)).clamp_min(0).sqrt()
         # Where views cancel, the sum taken later in the gradients' own precision may be larger.
-        most = pairs.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+        most = (torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(d, dim=2)).sum(1)
         rounding = torch.finfo(torch.promote_types(self.d.dtype, torch.float32)).eps
-        return (pairs.sum((1, 2)).clamp_min(0).sqrt() + self.views * rounding * most).square()
+        return norms.add(most, alpha=self.views * rounding)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """One product of the inputs and the rescaled gradients, in float64.
@@ -176,6 +191,6 @@ def matrix_pays(weight: Tensor, positions: int, uses: int = 1) -> bool:
         uses: Calls that these are spread over, each of which would be added to what is stored.
     """
     outputs, inputs = weight.shape
-    if positions > _MOST_POSITIONS * uses:
+    if positions > _MOST_POSITIONS * uses or inputs * outputs < _SMALLEST_MATRIX:
         return False
-    return uses * inputs * outputs >= max(_SMALLEST_MATRIX, 2 * positions * (inputs + outputs))
+    return min(uses, _MOST_USES) * inputs * outputs >= 2 * positions * (inputs + outputs)
