@@ -66,7 +66,12 @@ def _checking(objective: Objective, device: torch.device) -> Iterator[None]:
     Parameters that are zero have other values meanwhile: they would hide everything behind them.
     """
     model = objective.model
-    with undisturbed(model), without_zeros(model), full_precision(device), any_algorithm():
+    with (
+        undisturbed(model, objective.loss),
+        without_zeros(model),
+        full_precision(device),
+        any_algorithm(),
+    ):
         yield
 
 

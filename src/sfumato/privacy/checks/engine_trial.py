@@ -19,7 +19,7 @@ from sfumato.privacy.checks.agreement import (
     tolerance,
 )
 from sfumato.privacy.checks.isolation import LOOSE, SUMS, Change, look, without
-from sfumato.privacy.checks.model_under_test import Comparison, held, widened
+from sfumato.privacy.checks.model_under_test import Comparison, held
 from sfumato.privacy.checks.random_inputs import CUT, KINDS, replacement
 from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.leaves import NotPerOperator
@@ -28,6 +28,7 @@ from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.results import Gradients, rows_of
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import Snapshot, even_draws, seed
+from sfumato.privacy.numerics.precision import widened
 
 MOVES = "changing one example moves the gradients of others"
 """Beginning of an objection to an engine that lets one example reach another."""
@@ -61,7 +62,7 @@ class Trial:
     _state: Snapshot = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._state = Snapshot(self.objective.model)
+        self._state = Snapshot(self.objective.model, self.objective.loss)
 
     @property
     def picks(self) -> list[int]:
@@ -302,7 +303,7 @@ def _moves_with(
     if moved == 0:
         return ""
     repeats = distance(norms, run(x, y).squared_norms()) == 0
-    rounds = LOOSE.get(x.dtype, 1e-2)
+    rounds = LOOSE.get(x.dtype if x.is_floating_point() else losses.dtype, 1e-2)
     if moved <= (SUMS if repeats else rounds):
         return ""
     if moved <= rounds and in_double is not None and (said := in_double(x, y, changes)) is not None:

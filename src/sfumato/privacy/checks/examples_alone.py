@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.privacy.checks.agreement import rounding, tolerance
-from sfumato.privacy.checks.model_under_test import double_of, widened
+from sfumato.privacy.checks.model_under_test import double_of
 from sfumato.privacy.engines.compiled import Fused
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.results import Gradients, PerExampleGradients, rows_of
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import Snapshot, undisturbed
-from sfumato.privacy.numerics.precision import full_precision
+from sfumato.privacy.numerics.precision import full_precision, widened
 
 if TYPE_CHECKING:
     from sfumato.privacy.per_example import PerExample

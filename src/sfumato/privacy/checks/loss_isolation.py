@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.privacy.checks.isolation import LOOSE, look, without
-from sfumato.privacy.checks.model_under_test import Draws
+from sfumato.privacy.checks.model_under_test import Draws, accepts, classes
 from sfumato.privacy.checks.random_inputs import random_rows
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.numerics.distance import distance
@@ -36,12 +36,19 @@ _KEEPS = (
 def refuse_mixing_loss(objective: Objective, draws: Draws, rows: int) -> None:
     """Change one row, in batches of 2, of 5 and of `rows`, and compare the losses of the others.
 
-    Targets are of all classes and of one class; outputs are the model's, and certain of one class.
+    Targets are of all classes, of one class, and half of them of a value that the loss treats as it
+    does no other: missing, or at the end of what real ones are; outputs are the model's, and
+    certain of one class.
 
     Raises:
         UserError: The loss of a row depends on another's target or output, or on what came before.
     """
     outputs = look(objective.model, draws.x(5), None).outputs
+    special = [
+        target
+        for target in _special(draws.like_y, missing=classes(outputs, draws.like_y) is not None)
+        if accepts(objective.loss, outputs[:1], target)
+    ]
     for size in sorted({2, 5, max(2, rows)}):
         some = outputs[torch.arange(size, device=outputs.device) % 5]
         if some.is_floating_point():
@@ -50,6 +57,29 @@ def refuse_mixing_loss(objective: Objective, draws: Draws, rows: int) -> None:
         _refuse(objective, some, y, targets=True)
         _refuse(objective, some, y[:1].expand_as(y).clone(), targets=True, other=y)
         _refuse(objective, some, y, targets=False)
+        for value in special:
+            mixed = y.clone()
+            mixed[1::2] = value
+            _refuse(objective, some, mixed, targets=True, other=torch.cat([value, y]))
+
+
+def _special(like: Tensor, *, missing: bool) -> Iterator[Tensor]:
+    """Single targets that a loss may treat as it does no other, in the shape of real ones.
+
+    Args:
+        like: Real targets.
+        missing: Whether to try negative labels: losses of series read memory that is not theirs.
+    """
+    if like.dtype == torch.bool or like.is_complex() or not like.numel():
+        return
+    values: tuple[float, ...] = (0.0, 1.0, -1.0, float("nan"))
+    if not like.is_floating_point():
+        values = (-1, -100) if like.dtype.is_signed and missing else ()
+    for value in values:
+        yield torch.full_like(like[:1], value)
+    known = like.nan_to_num(0.0) if like.is_floating_point() else like
+    yield known.amin(0, keepdim=True)
+    yield known.amax(0, keepdim=True)
 
 
 def _refuse(
@@ -79,19 +109,24 @@ def _refuse(
         if moved > (0.0 if exact else LOOSE.get(outputs.dtype, 1e-2)):
             what, hint = ("target", _TARGETS) if targets else ("output", _OUTPUTS)
             raise UserError(
-                f"The loss of one example moves with the {what} of another by {moved:.1e}, so this "
-                f"cannot be trained with differential privacy: {hint}."
+                f"The loss of one example moves with the {what} of another, so this cannot be "
+                f"trained with differential privacy: {hint}."
             )
 
 
 def _other_targets(y: Tensor, other: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Batches in which the first or the last example has another example's target."""
     for j in sorted({0, len(y) - 1}):
-        found = next((row for row in other if not torch.equal(row, y[j])), None)
+        found = next((row for row in other if not _same(row, y[j])), None)
         if found is not None:
             changed = y.clone()
             changed[j] = found
             yield j, changed
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two targets are equal, NaN to NaN."""
+    return bool(((a == b) | (a != a) & (b != b)).all())
 
 
 def _sure(outputs: Tensor) -> Iterator[tuple[int, Tensor]]:

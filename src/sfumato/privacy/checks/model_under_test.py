@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ from sfumato.privacy.checks.isolation import LOOSE, look
 from sfumato.privacy.checks.random_inputs import random_rows, random_targets
 from sfumato.privacy.engines.objective import Loss, Objective, shape_complaint
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
-from sfumato.privacy.engines.unit_loss import PADDING
+from sfumato.privacy.engines.unit_loss import PADDING, UnitLoss
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import (
     PROBE_SEED,
@@ -26,6 +26,7 @@ from sfumato.privacy.numerics.model_state import (
     copied,
     undisturbed,
 )
+from sfumato.privacy.numerics.precision import widened
 
 Comparison = Literal["as it is", "held still", "in evaluation mode", "not at all"]
 """The mode in which a model, which may draw random numbers, can be compared with itself."""
@@ -39,14 +40,13 @@ class Draws:
         like_x: Real inputs.
         like_y: Real targets.
         positive: Whether inputs are positive, because the model is not finite on others.
-        classes: Number of classes to draw targets from; None if the loss accepts the real ones
-            alone.
+        labels: What targets are drawn from; None if the loss accepts the real ones alone.
     """
 
     like_x: Tensor
     like_y: Tensor
     positive: bool
-    classes: int | None
+    labels: range | None
 
     @classmethod
     def for_objective(cls, objective: Objective, x: Tensor, y: Tensor) -> Draws:
@@ -63,7 +63,7 @@ class Draws:
         if not bool(torch.isfinite(outputs).all()):
             other = look(model, random_rows(x, 3, positive=True), None).outputs
             positive = bool(torch.isfinite(other).all())
-        return cls(x, y, positive, _accepted_classes(loss, outputs, y))
+        return cls(x, y, positive, _accepted_labels(loss, outputs, y))
 
     def x(self, rows: int) -> Tensor:
         """Random inputs."""
@@ -71,39 +71,50 @@ class Draws:
 
     def y(self, examples: int) -> Tensor:
         """Random targets; the given ones, repeated, if the loss does not accept random ones."""
-        if self.classes is None:
+        if self.labels is None:
             every = torch.arange(examples, device=self.like_y.device)
             return self.like_y[every % self.like_y.shape[0]]
-        return random_targets(self.like_y, self.classes, examples)
+        return random_targets(self.like_y, self.labels, examples)
 
 
-def _accepted_classes(loss: Loss, outputs: Tensor, y: Tensor) -> int | None:
-    """Number of classes to draw targets from: of the outputs, or, if these are more, of targets.
+def accepts(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
+    """Tell whether a loss takes such targets: it raises no error, and is finite if outputs are.
 
-    A class too many is tried on the CPU alone: on a GPU it would end the process.
+    It is tried on the CPU: a label that is no class would end a process that uses a GPU.
     """
-    several = outputs.shape[1] if outputs.dim() > 1 else 2
-    if _accepts(_on_cpu(loss), outputs.cpu(), y.cpu(), several):
-        return several
-    seen = 1 if y.is_floating_point() else int(y.max()) + 1
-    return seen if _accepts(loss, outputs, y, seen) else None
-
-
-def _accepts(loss: Loss, outputs: Tensor, like: Tensor, classes: int) -> bool:
-    """Tell whether a loss accepts random targets of so many classes, the last one among them."""
     try:
-        targets = random_targets(like, classes, len(outputs))
-        loss(outputs, targets)
-        if not targets.is_floating_point():
-            last = torch.full_like(targets, classes - 1)
-            loss(outputs, torch.where(targets == PADDING, targets, last))
+        losses = _on_cpu(loss)(outputs.cpu(), targets.cpu())
+        return bool(torch.isfinite(losses).all()) or not bool(torch.isfinite(outputs).all())
     except Exception:  # The error is reported where the loss is used.
         return False
-    return True
 
 
 def _on_cpu(loss: Loss) -> Loss:
+    if isinstance(loss, UnitLoss):
+        return replace(loss, loss=_on_cpu(loss.loss))
     return copied(loss).cpu() if isinstance(loss, nn.Module) else loss
+
+
+def _accepted_labels(loss: Loss, outputs: Tensor, y: Tensor) -> range | None:
+    """Labels that the loss accepts: of all outputs or, if these are others, between real ones."""
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or not y.numel():
+        labels = range(2)
+        return labels if accepts(loss, outputs, random_targets(y, labels, len(outputs))) else None
+    real = y[y != PADDING] if y.dim() == 2 and bool((y != PADDING).any()) else y
+    between = range(int(real.min()), int(real.max()) + 1)
+    for labels in (classes(outputs, y) or between, between):
+        drawn = random_targets(y, labels, len(outputs))
+        ends = [torch.where(drawn == PADDING, drawn, end) for end in (labels[0], labels[-1])]
+        if all(accepts(loss, outputs, targets) for targets in (drawn, *ends)):
+            return labels
+    return None
+
+
+def classes(outputs: Tensor, y: Tensor) -> range | None:
+    """The classes that outputs are of, two at least; None if they are in another order."""
+    if outputs.dim() > 2 and outputs.shape[2:] != y.shape[1:]:
+        return None
+    return range(max(2, outputs.shape[1]) if outputs.dim() > 1 else 2)
 
 
 class _Types(TorchFunctionMode):
@@ -210,13 +221,3 @@ def double_of(objective: Objective, x: Tensor, y: Tensor) -> Objective | None:
         return twin if narrowest(twin.model, x) == torch.float64 else None
     except Exception:
         return None
-
-
-def widened(t: Tensor) -> Tensor:
-    """The tensor in float64; whole numbers as they are."""
-    return converted(t, torch.float64)
-
-
-def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in a floating-point type; whole numbers as they are."""
-    return t.to(dtype) if t.is_floating_point() else t

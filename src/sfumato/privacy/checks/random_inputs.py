@@ -65,14 +65,14 @@ def _like(x: Tensor, like: Tensor) -> Tensor:
     return x
 
 
-def random_targets(like: Tensor, classes: int, examples: int) -> Tensor:
-    """Random targets of the shape and type of real ones: classes, or numbers between 0 and 1.
+def random_targets(like: Tensor, labels: range, examples: int) -> Tensor:
+    """Random targets of the shape and type of real ones: labels, or numbers between 0 and 1.
 
     Where real ones have padding, as units of several images do, so have these.
 
     Args:
         like: Real targets.
-        classes: Number of classes to draw from.
+        labels: What whole numbers are drawn from.
         examples: Number of targets.
     """
     generator = torch.Generator().manual_seed(PROBE_SEED)
@@ -80,7 +80,7 @@ def random_targets(like: Tensor, classes: int, examples: int) -> Tensor:
     if like.is_floating_point():
         y = torch.rand(shape, generator=generator, dtype=torch.float64)
     else:
-        y = torch.randint(classes, shape, generator=generator)
+        y = torch.randint(labels.start, labels.stop, shape, generator=generator)
         if y.dim() == 2 and bool((like == PADDING).any()):
             counts = torch.randint(1, shape[1] + 1, (examples, 1), generator=generator)
             y = torch.where(torch.arange(shape[1]) < counts, y, PADDING)

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def _switches() -> list[Any]:
@@ -63,3 +64,8 @@ def compiled_precision(device: torch.device) -> torch.dtype | None:
     """The precision of the compiled pass on a device: bfloat16 on a GPU that computes in it."""
     narrow = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if narrow else None
+
+
+def widened(t: Tensor) -> Tensor:
+    """The tensor in float64; whole numbers as they are."""
+    return t.double() if t.is_floating_point() else t
