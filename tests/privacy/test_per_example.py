@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -441,3 +442,40 @@ def test_the_time_of_checks_is_counted_once() -> None:
     assert first["checks"] > 0 and first["compilation"] == 0
     engine(x, y)
     assert engine.durations == first
+
+
+def test_a_hook_on_a_parameter_that_is_added_later_is_heeded() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, 7))
+    engine, x, y = PerExample(model), torch.randn(5, 3, 6, 6), torch.arange(5)
+    engine(x, y)
+    model[1].weight.register_hook(lambda g: g * (torch.arange(7) > 2).unsqueeze(1))
+    assert not engine.knows(x, y)
+    assert max(errors(engine(x, y), one_at_a_time(model, x, y)).values()) < 1e-5
+
+
+def test_whole_numbers_have_the_room_for_rounding_that_others_have() -> None:
+    """A batch that is cut to its longest series adds up other zeros."""
+
+    class Trimmed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(50, 64), nn.Linear(64, 5)
+            self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            lengths = (x != 0).sum(1).clamp_min(1)
+            x = x[:, : int(lengths.max())]
+            padding = torch.arange(x.shape[1]) >= lengths.unsqueeze(1)
+            h = self.embedding(x)
+            h = h + self.attention(h, h, h, key_padding_mask=padding, need_weights=False)[0]
+            return self.head((h * ~padding.unsqueeze(2)).sum(1) / lengths.unsqueeze(1))
+
+    torch.manual_seed(0)
+    model = Trimmed()
+    x, y = torch.randint(1, 50, (32, 20)), torch.arange(32) % 5
+    x[torch.arange(20) >= torch.randint(1, 15, (32, 1))] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = PerExample(model)(x, y)
+    assert max(errors(found, one_at_a_time(model, x, y)).values()) < 1e-4

@@ -18,6 +18,7 @@ from sfumato.privacy.checks.random_inputs import replacement
 from sfumato.privacy.engines.objective import shape_complaint
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import PROBE_SEED, Snapshot, copied, even_draws, seed
+from sfumato.privacy.numerics.precision import widened
 
 LOOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
 """Largest relative difference by rounding, where two equal runs do not give the same bits."""
@@ -130,6 +131,7 @@ def how_examples_mix(
     if complaint := shape_complaint(baseline.outputs, rows):
         return Mixing("outputs", complaint, float("nan"))
     tolerance: float | None = None
+    computed = x.dtype if x.is_floating_point() else baseline.outputs.dtype
     for change in changes:
         changed = x
         for j, kind in change.items():
@@ -150,8 +152,8 @@ def how_examples_mix(
         if amount and tolerance is None:
             repeated = look(model, x, losses, at=at, before=before)
             exact = _moved(baseline, repeated, torch.ones(rows, dtype=torch.bool))[0] == 0
-            tolerance = 0.0 if exact else LOOSE.get(x.dtype, 1e-2)
-        rounds = amount <= LOOSE.get(x.dtype, 0.0)
+            tolerance = 0.0 if exact else LOOSE.get(computed, 1e-2)
+        rounds = amount <= LOOSE.get(computed, 0.0)
         if not amount <= (tolerance or 0.0) and not (
             rounds and _vanishes_in_double(model, (x, changed), losses, others, at)
         ):
@@ -191,7 +193,7 @@ def _vanishes_in_double(
     """
     try:
         twin = copied(model).double()
-        first, second = (look(twin, t.double(), losses, at=at) for t in inputs)
+        first, second = (look(twin, widened(t), losses, at=at) for t in inputs)
     except Exception as error:
         if out_of_memory(error):
             raise

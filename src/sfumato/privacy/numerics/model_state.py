@@ -116,7 +116,7 @@ def _graph(value: Any) -> ObjectGraph:
 
 
 def hook_keys(model: nn.Module) -> tuple[int, ...]:
-    """PyTorch's unique numbers of all hooks on the model's modules and of the global module hooks.
+    """PyTorch's unique numbers of all hooks on a model's modules and parameters, and global ones.
 
     Two calls return the same if and only if no hook was added or removed between them.
     """
@@ -127,7 +127,9 @@ def hook_keys(model: nn.Module) -> tuple[int, ...]:
         every._global_backward_hooks,
         every._global_backward_pre_hooks,
     ]
-    holders += [getattr(module, kind) for module in model.modules() for kind in _HOOKS]
+    for module in model.modules():
+        holders += [getattr(module, kind) for kind in _HOOKS]
+        holders += [p._backward_hooks or {} for p in module._parameters.values() if p is not None]
     return tuple(key for hooks in holders if hooks for key in hooks)
 
 
