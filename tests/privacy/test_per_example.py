@@ -200,7 +200,10 @@ def test_rare_branch_falls_back_while_running() -> None:
     x = X.clone()
     x[2, 0, 0, 0] = 60
     ours = engine(x, Y)
+    assert engine.method == "loop"
     assert max(errors(ours, one_at_a_time(engine.model, x, Y)).values()) < 1e-4
+    engine(X, Y)
+    assert engine.method == "operators"
 
 
 def test_a_wrong_number_of_rows_is_refused(model: nn.Module) -> None:

@@ -265,7 +265,8 @@ class PerExample:
                 if self._checked.has_proposal:
                     raise
                 self._say_slow(f"in some batches {reason}")
-                return OneAtATime(self.objective).gradients(x, y)
+                self.engine = OneAtATime(self.objective)
+                return self.engine.gradients(x, y)
 
     def _signature(self, x: Tensor, names: tuple[str, ...]) -> object:
         """The key of a choice of engine: everything it depends on except the batch size."""

@@ -40,7 +40,7 @@ def compiled_pass(
     """
     objective = operators.objective
     try:
-        with undisturbed(objective.model), without_zeros(objective.model):
+        with undisturbed(objective.model, objective.loss), without_zeros(objective.model):
             with any_algorithm():
                 draws = Draws.for_objective(objective, x, y)
                 random = is_random(objective.model, draws.x(3))

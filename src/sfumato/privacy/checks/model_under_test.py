@@ -83,7 +83,8 @@ def accepts(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
     It is tried on the CPU: a label that is no class would end a process that uses a GPU.
     """
     try:
-        losses = _on_cpu(loss)(outputs.cpu(), targets.cpu())
+        own = loss if outputs.device.type == "cpu" else _on_cpu(loss)
+        losses = own(outputs.cpu(), targets.cpu())
         return bool(torch.isfinite(losses).all()) or not bool(torch.isfinite(outputs).all())
     except Exception:  # The error is reported where the loss is used.
         return False
