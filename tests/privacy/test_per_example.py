@@ -90,7 +90,7 @@ def test_one_pass_advances_the_model_s_own_state_once(kind: type[Engine]) -> Non
 def test_targets_of_the_batch_are_not_used_by_the_checks(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the ends of their range, one at a time, and only if the loss accepts these."""
+    """But for the ends of their range, beside a random one, and to see what the loss calls."""
     seen: list[Tensor] = []
     own = nn.functional.cross_entropy
 
@@ -105,7 +105,7 @@ def test_targets_of_the_batch_are_not_used_by_the_checks(
 
     impossible = torch.full((6,), 99)
     PerExample(model, loss=loss).settle(torch.full_like(X, float("nan")), impossible)
-    assert seen and all(int(t.max()) < CLASSES for t in seen if len(t) > 1)
+    assert seen and all(int(t.max()) < CLASSES or len(t) in (2, 3) for t in seen)
 
 
 @pytest.mark.parametrize("device", DEVICES)

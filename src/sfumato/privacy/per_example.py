@@ -178,7 +178,7 @@ class PerExample:
     def at_once(self, x: Tensor, y: Tensor) -> int:
         """Number of examples of a batch to process at once: half of it, if that saves a check."""
         check_inputs(x, y, self.views)
-        known = self._checked.of(self._signature(x, tuple(self.trainable)))
+        known = self._checked.of(self._signature(x, y, tuple(self.trainable)))
         most, examples = max(known, default=0), max(1, y.shape[0])
         halved = self.check and len(known) > 1 and most < examples <= 2 * most
         return -(-examples // 2) if halved else examples
@@ -207,13 +207,13 @@ class PerExample:
             A function that keeps the engine: to be called once a batch of this size was compared
             with itself, and nothing moved. None if no size is new, or it needs random batches.
         """
-        kind = self._signature(x, tuple(self.trainable))
+        kind = self._signature(x, y, tuple(self.trainable))
         known = self._checked.find(kind, len(y), padding=True) or self.precision_for(x) is not None
         if known or (self._checked.of(kind) and not self._checked.repeats(kind)):
             yield None
             return
         self.engine, size, checked = self._found(x, y, at_size=False)
-        kind = self._signature(x, tuple(self.trainable))
+        kind = self._signature(x, y, tuple(self.trainable))
         keep = partial(self._checked.add, kind, size, self.engine)
         if checked:
             keep()
@@ -268,11 +268,10 @@ class PerExample:
                 self.engine = OneAtATime(self.objective)
                 return self.engine.gradients(x, y)
 
-    def _signature(self, x: Tensor, names: tuple[str, ...]) -> object:
+    def _signature(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> object:
         """The key of a choice of engine: everything it depends on except the batch size."""
         return (
-            tuple(x.shape[1:]),
-            x.dtype,
+            *((tuple(t.shape[1:]), t.dtype) for t in (x, y)),
             x.device,
             x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last),
             tuple((module, module.training) for module in self.model.modules()),
@@ -282,18 +281,18 @@ class PerExample:
 
     def _chosen(self, x: Tensor, y: Tensor, names: tuple[str, ...]) -> tuple[Engine, int] | None:
         """The engine for inputs like these and the checked batch size to run, or None."""
-        return self._checked.find(self._signature(x, names), y.shape[0], padding=self.check)
+        return self._checked.find(self._signature(x, y, names), y.shape[0], padding=self.check)
 
     def _choose(self, x: Tensor, y: Tensor) -> tuple[Engine, int]:
         """Choose and check the engine for inputs like these, and the batch size to run."""
         engine, size, _ = self._found(x, y)  # The model may change when it is first called.
-        self._checked.add(self._signature(x, tuple(self.trainable)), size, engine)
+        self._checked.add(self._signature(x, y, tuple(self.trainable)), size, engine)
         return engine, size
 
     def _found(self, x: Tensor, y: Tensor, *, at_size: bool = True) -> tuple[Engine, int, bool]:
         """The engine for inputs like these, the batch size to run, and whether that is checked."""
         check_device(x, y, self.trainable)
-        known = self._checked.of(self._signature(x, tuple(self.trainable)))
+        known = self._checked.of(self._signature(x, y, tuple(self.trainable)))
         # The first batch runs as it is, the next size has room for others: few need checks.
         size = with_room(y.shape[0]) if known and self.check else y.shape[0]
         engine, words = None, "Checking that examples do not affect each other in"
@@ -311,7 +310,7 @@ class PerExample:
         if slow := isinstance(engine, OneAtATime):
             why = "; ".join(f"{name}: {reason}" for name, reason in self.passed_over.items())
             self._say_slow(f"no faster engine was right for it ({why})")
-        kind = self._signature(x, tuple(self.trainable))
+        kind = self._signature(x, y, tuple(self.trainable))
         return engine, size, at_size or slow or not self._checked.repeats(kind)
 
     def _say_slow(self, reason: str) -> None:
@@ -336,7 +335,7 @@ class PerExample:
         )
         self.narrowest, self.passed_over = choice.narrowest, choice.passed_over
         if choice.repeats:
-            self._checked.add_repeating(self._signature(x, tuple(self.trainable)))
+            self._checked.add_repeating(self._signature(x, y, tuple(self.trainable)))
         return choice.engine
 
     def _still_right(self, engine: Engine, x: Tensor, y: Tensor, at_size: bool) -> bool:
@@ -356,7 +355,7 @@ class PerExample:
             why = self.passed_over.get(Operators.name, "it was not tried")
             self.passed_over["compiled"] = f"it is the pass by operators, which is not right: {why}"
             return None
-        key = (x.shape[0], precision, self._signature(x, names))
+        key = (x.shape[0], precision, self._signature(x, y, names))
         settings = plain_settings(self.model)
         known = self._compiled.setdefault(key, {})
         if settings not in known:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sfumato.errors import UserError
 from sfumato.privacy import PerExample, one_at_a_time
 from sfumato.privacy.checks.agreement import errors
+from sfumato.privacy.checks.model_under_test import in_double, on_cpu, with_tensors
 from sfumato.privacy.engines.objective import Loss
 
 Targets = Callable[[int], Tensor]
@@ -37,6 +41,22 @@ def over_labelled(missing: int) -> Loss:
         return own * len(targets) / (targets != missing).sum().clamp_min(1)
 
     return loss
+
+
+def bare(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Not a number where no target is labelled."""
+    own = F.cross_entropy(outputs, targets, reduction="none")
+    return own / (targets != -100).sum() * len(targets)
+
+
+def rare_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    own = F.cross_entropy(outputs, targets, reduction="none")
+    return own * 2 if bool((targets == 777).any()) else own
+
+
+def threshold(outputs: Tensor, targets: Tensor) -> Tensor:
+    own = (outputs[:, 0] - targets).square()
+    return own / 2 if float(targets.max()) > 100 else own
 
 
 def over_known(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -72,6 +92,14 @@ MIXING: dict[str, tuple[int, Loss, Targets]] = {
     "positives as numbers": (1, balanced, torch.zeros),
     "labelled with -1, all in the batch": (5, over_labelled(-1), lambda n: torch.arange(n) % 5),
     "labelled with -100, all in the batch": (5, over_labelled(-100), lambda n: torch.arange(n) % 5),
+    "labelled, without a floor": (5, bare, lambda n: torch.arange(n) % 5),
+    "one class of many": (1000, rare_class, lambda n: torch.arange(n)),
+    "void pixels": (
+        5,
+        over_labelled(255),
+        lambda n: (torch.arange(n) % 5).to(torch.uint8).long(),
+    ),
+    "beyond a threshold": (1, threshold, torch.rand),
     "not a number": (3, over_known, with_gaps),
     "a number that stands for none": (
         3,
@@ -105,6 +133,18 @@ def corners(examples: int) -> Tensor:
     return torch.cat([first, first + 0.1 + torch.rand(examples, 2) / 3], 1)
 
 
+def labelled_rows(matrix: Tensor) -> Loss:
+    """The number of rows that are multiplied decides how a library rounds."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        there = targets >= 0
+        own = outputs.new_zeros(len(outputs))
+        own[there] = (outputs[there] @ matrix.to(outputs.dtype)).square().mean(1)
+        return own
+
+    return loss
+
+
 SOUND: dict[str, tuple[int, Loss, Targets]] = {
     "sides of boxes": (4, boxes, corners),
     "logarithm": (1, lambda o, y: (o[:, 0] - (y - 1).log()).square(), lambda n: 2 + torch.rand(n)),
@@ -125,6 +165,11 @@ SOUND: dict[str, tuple[int, Loss, Targets]] = {
         3,
         lambda o, y: ((o - y.nan_to_num(0.0)).square() * ~y.isnan()).sum(1),
         with_gaps,
+    ),
+    "only the labelled rows": (
+        64,
+        labelled_rows(torch.randn(64, 48)),
+        lambda n: torch.arange(n) - 2,
     ),
     "positives": (
         1,
@@ -151,25 +196,70 @@ def series(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.ctc_loss(symbols, targets, *lengths, reduction="none")
 
 
-def test_the_loss_of_series_is_not_given_symbols_that_are_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Symbols(TorchFunctionMode):
+    """Mode that records what the loss of series is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (F.ctc_loss, torch.ctc_loss):
+            self.seen.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("length", [10, 30])
+def test_the_loss_of_series_is_not_given_symbols_that_are_none(length: int) -> None:
     """PyTorch's kernel reads memory that is not its own then."""
-    seen: list[Tensor] = []
-    own = F.ctc_loss
-
-    def spied(symbols: Tensor, targets: Tensor, *given: Tensor, **options: str) -> Tensor:
-        seen.append(targets)
-        return own(symbols, targets, *given, **options)
-
-    monkeypatch.setattr(F, "ctc_loss", spied)
     torch.manual_seed(0)
-    model, x, y = nn.Linear(20, 30), torch.randn(4, 100, 20), torch.randint(1, 30, (4, 10))
+    model, x = nn.Linear(20, 30), torch.randn(4, 100, 20)
+    y = torch.randint(1, 30, (4, length))
     engine = PerExample(model, loss=series)
-    found = engine(x, y)
+    with Symbols() as symbols:
+        found = engine(x, y)
     assert engine.method == "operators", engine.passed_over
     assert max(errors(found, one_at_a_time(model, x, y, loss=series)).values()) < 1e-4
-    assert seen and all(int(t.min()) >= 0 and int(t.max()) < 30 for t in seen)
+    assert symbols.seen
+    assert all(int(t.min()) >= 0 and int(t.max()) < 30 for t in symbols.seen)
+
+
+def test_targets_of_another_shape_or_kind_are_checked_again() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(20, 1)
+    engine = PerExample(model, loss=lambda o, y: (o - y).square().mean(1))
+    x = torch.randn(6, 20)
+    engine(x, torch.randn(6, 1))
+    with pytest.raises(UserError, match="moves with the"):
+        engine(x, torch.randn(6))
+
+
+def test_a_loss_that_moves_outputs_in_place_is_checked() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        outputs.div_(2.0)
+        return over_labelled(-100)(outputs, targets)
+
+    with pytest.raises(UserError, match="moves with the"):
+        PerExample(network(5), loss=loss)(torch.randn(6, 20), torch.arange(6) % 5)
+
+
+def test_a_loss_keeps_what_it_does_where_its_tensors_are_moved() -> None:
+    weight, teacher = torch.rand(5), network(5)
+    targets, outputs = torch.arange(6) % 5, torch.randn(6, 5)
+
+    def loss(outputs: Tensor, targets: Tensor, weight: Tensor = weight) -> Tensor:
+        own = F.cross_entropy(outputs, targets, weight, reduction="none")
+        return own + (outputs - teacher(torch.ones(len(outputs), 20))).square().sum(1)
+
+    moved = with_tensors(loss, on_cpu)
+    torch.testing.assert_close(moved(outputs, targets), loss(outputs, targets))
+    assert moved is not loss
+    wide = with_tensors(partial(loss, weight=weight), in_double)
+    assert wide.keywords["weight"].dtype == torch.float64 == wide.func.__defaults__[0].dtype
+    held = dict(zip(moved.__code__.co_freevars, moved.__closure__, strict=True))
+    assert held["teacher"].cell_contents is not teacher
 
 
 def test_the_checks_leave_the_loss_as_it_was() -> None:

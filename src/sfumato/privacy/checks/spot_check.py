@@ -250,7 +250,7 @@ def _compare(
         kinds: Replacements to try.
         few: Number of examples that run alone.
     """
-    given = x.clone()  # A model may change its inputs in place.
+    given = x.clone()  # A model may change its inputs in place, and a loss its targets.
     kept, drawn = Snapshot(engine.model, engine.loss), RandomState(engine.model)
     replaced: list[tuple[str, Tensor, _Shown]] = []
     alone: Alone | None = None
@@ -278,7 +278,7 @@ def _compare(
         kept.restore()
         drawn.restore()
         raise
-    found = engine(x, y)
+    found = engine(x, y.clone())
     norms, state = found.squared_norms(), Snapshot(engine.model, engine.loss, like=kept)
     fine = state.same_parameters(kept)
     everything = len(replaced) == len(kinds) - kinds.count("alone")
