@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from sfumato.errors import UserError
 from sfumato.privacy import PerExample, one_at_a_time
+from sfumato.privacy.checks.accepted_targets import in_double, on_cpu, with_tensors
 from sfumato.privacy.checks.agreement import errors
-from sfumato.privacy.checks.model_under_test import in_double, on_cpu, with_tensors
 from sfumato.privacy.engines.objective import Loss
 
 Targets = Callable[[int], Tensor]

@@ -138,9 +138,8 @@ def _slope(engine: PerExample, alone: Alone) -> float:
     outputs, targets = alone.gradients.outputs, alone.targets
     if targets.is_floating_point() or outputs is None or outputs.dim() != 2:
         return 0.0
-    classes = max(
-        2, int(targets.max()) + 1
-    )  # A loss may read fewer classes than there are outputs.
+    # A loss may read fewer classes than there are outputs.
+    classes = max(2, int(targets.max()) + 1)
     others = (targets + 1) % min(classes, outputs.shape[1])
     with undisturbed(engine.model, engine.loss), full_precision(alone.rows.device):
         found = one_at_a_time(

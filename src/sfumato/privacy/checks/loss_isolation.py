@@ -10,8 +10,9 @@ from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
+from sfumato.privacy.checks.accepted_targets import accepts, in_double, with_tensors
 from sfumato.privacy.checks.isolation import LOOSE, SUMS, look, without
-from sfumato.privacy.checks.model_under_test import Draws, accepts, in_double, with_tensors
+from sfumato.privacy.checks.model_under_test import Draws
 from sfumato.privacy.checks.random_inputs import random_rows
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.numerics.distance import distance
@@ -53,14 +54,14 @@ def refuse_mixing_loss(objective: Objective, draws: Draws, rows: int) -> None:
     loss, normal = objective.loss, draws.y(1)
     special = [
         target
-        for target in _special(draws, outputs)
+        for target in _special(draws)
         if accepts(loss, outputs[:2], torch.cat([normal, target]), of=1)
     ]
     for size in sorted({2, 5, max(2, rows)}):
         y, some = draws.y(size), outputs[torch.arange(size, device=outputs.device) % 5]
         if some.is_floating_point():
-            moved = some + 0.1 * random_rows(some, size) * some.abs().mean()
-            some = moved if accepts(loss, moved, y) else some
+            varied = some + 0.1 * random_rows(some, size) * some.abs().mean()
+            some = varied if accepts(loss, varied, y) else some
         alike = y[:1].expand_as(y).clone()
         _refuse(objective, some, y, _other_targets(y, y), targets=True)
         _refuse(objective, some, alike, _other_targets(alike, y), targets=True)
@@ -77,7 +78,7 @@ def refuse_mixing_loss(objective: Objective, draws: Draws, rows: int) -> None:
 
 
 _MOST_LABELS = 1000
-"""Of more labels than these, as many are tried, evenly spread."""
+"""The most labels to try: of more, an evenly spread part is tried."""
 
 _RARE_LABELS = (-1, -2, -100, 255)
 """Whole numbers that stand for no label."""
@@ -86,7 +87,7 @@ _RARE_NUMBERS = (0.0, 1.0, -1.0, 5.0, -5.0, 1e3, -1e3, 1e6, float("nan"))
 """The ends of usual ranges, and numbers beyond those that a loss may treat as errors."""
 
 
-def _special(draws: Draws, outputs: Tensor) -> Iterator[Tensor]:
+def _special(draws: Draws) -> Iterator[Tensor]:
     """Single targets that a loss may treat as it does no other, in the shape of real ones."""
     like = draws.like_y
     if like.is_complex() or not like.numel():
@@ -96,7 +97,7 @@ def _special(draws: Draws, outputs: Tensor) -> Iterator[Tensor]:
         values = [*_RARE_NUMBERS]
     elif like.dtype != torch.bool:
         values = [n for n in _RARE_LABELS if n >= torch.iinfo(like.dtype).min]
-    if not draws.series:
+    if not draws.ctc:
         yield from (torch.full_like(like[:1], value) for value in values)
     if like.dtype != torch.bool:
         known = like.nan_to_num(0.0) if like.is_floating_point() else like

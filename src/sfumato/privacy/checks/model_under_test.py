@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from types import CellType, FunctionType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from sfumato.errors import UserError
+from sfumato.privacy.checks.accepted_targets import accepted_labels, calls_ctc
 from sfumato.privacy.checks.isolation import LOOSE, look
 from sfumato.privacy.checks.random_inputs import random_rows, random_targets
-from sfumato.privacy.engines.objective import Loss, Objective, shape_complaint
+from sfumato.privacy.engines.objective import Objective, shape_complaint
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
-from sfumato.privacy.engines.unit_loss import PADDING, UnitLoss
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import (
     PROBE_SEED,
@@ -44,15 +41,15 @@ class Draws:
         like_y: Real targets.
         positive: Whether inputs are positive, because the model is not finite on others.
         labels: What targets are drawn from; None if the loss accepts the real ones alone.
-        series: Whether the loss is of series, which reads memory that is not its own if it is given
-            a symbol that is none.
+        ctc: Whether the loss calls `ctc_loss`, which reads memory out of bounds at a label that is
+            no class.
     """
 
     like_x: Tensor
     like_y: Tensor
     positive: bool
     labels: range | None
-    series: bool
+    ctc: bool
 
     @classmethod
     def for_objective(cls, objective: Objective, x: Tensor, y: Tensor) -> Draws:
@@ -69,8 +66,8 @@ class Draws:
         if not bool(torch.isfinite(outputs).all()):
             other = look(model, random_rows(x, 3, positive=True), None).outputs
             positive = bool(torch.isfinite(other).all())
-        series = _is_of_series(loss, outputs, y)
-        return cls(x, y, positive, _accepted_labels(loss, outputs, y, series=series), series)
+        ctc = calls_ctc(loss, outputs, y)
+        return cls(x, y, positive, accepted_labels(loss, outputs, y, ctc=ctc), ctc)
 
     def x(self, rows: int) -> Tensor:
         """Random inputs."""
@@ -82,118 +79,6 @@ class Draws:
             every = torch.arange(examples, device=self.like_y.device)
             return self.like_y[every % self.like_y.shape[0]]
         return random_targets(self.like_y, self.labels, examples)
-
-
-_SERIES_LOSSES = (torch.ctc_loss, F.ctc_loss)
-
-
-class _SeriesLoss(TorchFunctionMode):
-    """Mode that records whether the loss of series is called."""
-
-    called = False
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run an operation."""
-        self.called = self.called or func in _SERIES_LOSSES
-        return func(*args, **(kwargs or {}))
-
-
-def _is_of_series(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
-    rows = min(len(outputs), len(y))
-    with _SeriesLoss() as mode, suppress(Exception):  # An error is reported where the loss is used.
-        loss(outputs[:rows].clone(), y[:rows].clone())
-    return bool(mode.called)
-
-
-def accepts(loss: Loss, outputs: Tensor, targets: Tensor, *, of: int | None = None) -> bool:
-    """Tell whether a loss takes such targets: it raises no error, and is finite if outputs are.
-
-    It is tried on the CPU: a label that is no class would end a process that uses a GPU.
-
-    Args:
-        loss: The loss.
-        outputs: Outputs of the model.
-        targets: The targets, as many.
-        of: Number of targets whose losses must be finite; all if None.
-    """
-    try:
-        own = loss if outputs.device.type == "cpu" else with_tensors(loss, on_cpu)
-        losses = own(outputs.cpu().clone(), targets.cpu().clone())[:of]
-        finite = [bool(torch.isfinite(t).all()) for t in (losses, outputs)]
-        return finite[0] or not finite[1]
-    except Exception:  # The error is reported where the loss is used.
-        return False
-
-
-def with_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A loss, or what it holds, with all tensors and modules changed; the loss itself stays.
-
-    Args:
-        value: A callable, or a part of its closure, of its arguments or of its attributes.
-        change: From a tensor to a tensor, and from a module to a module.
-    """
-    again = partial(with_tensors, change=change)
-    if isinstance(value, UnitLoss):
-        return replace(value, loss=again(value.loss))
-    if isinstance(value, nn.Module):
-        own = change(copied(value))
-        for module in own.modules():
-            vars(module).update({k: again(v) for k, v in vars(module).items() if _is_tensor(v)})
-        return own
-    if isinstance(value, partial):
-        kwargs = {name: again(v) for name, v in value.keywords.items()}
-        return partial(again(value.func), *map(again, value.args), **kwargs)
-    if isinstance(value, FunctionType):
-        cells = tuple(CellType(again(cell.cell_contents)) for cell in value.__closure__ or ())
-        defaults = tuple(map(again, value.__defaults__ or ()))
-        twin = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
-        twin.__kwdefaults__ = value.__kwdefaults__
-        return twin
-    return change(value) if _is_tensor(value) else value
-
-
-def on_cpu(value: Any) -> Any:
-    """A tensor or a module on the CPU."""
-    return value.cpu()
-
-
-def in_double(value: Any) -> Any:
-    """A tensor or a module in float64."""
-    return value.double() if isinstance(value, nn.Module) else widened(value)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
-def _accepted_labels(loss: Loss, outputs: Tensor, y: Tensor, *, series: bool) -> range | None:
-    """Labels that the loss accepts: of all outputs or, if these are others, between real ones."""
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or not y.numel():
-        labels = range(2)
-        return labels if accepts(loss, outputs, random_targets(y, labels, len(outputs))) else None
-    real = y[y != PADDING] if y.dim() == 2 and bool((y != PADDING).any()) else y
-    between = range(int(real.min()), int(real.max()) + 1)
-    for labels in ((None if series else _classes(outputs, y)) or between, between):
-        drawn = random_targets(y, labels, len(outputs))
-        ends = [torch.where(drawn == PADDING, drawn, end) for end in (labels[0], labels[-1])]
-        if all(accepts(loss, outputs, targets) for targets in (drawn, *ends)):
-            return labels
-    return None
-
-
-def _classes(outputs: Tensor, y: Tensor) -> range | None:
-    """The classes that outputs are of, two at least; None if no order of dimensions is usual."""
-    if outputs.dim() <= 2 or outputs.shape[2:] == y.shape[1:]:
-        return range(max(2, outputs.shape[1]) if outputs.dim() > 1 else 2)
-    if outputs.shape[1:] == y.shape[1:]:
-        return range(2)
-    return range(max(2, outputs.shape[-1])) if outputs.shape[1:-1] == y.shape[1:] else None
 
 
 class _Types(TorchFunctionMode):
