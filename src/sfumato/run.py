@@ -180,7 +180,7 @@ class Run:
     @property
     def drawn(self) -> bool:
         """Tell whether the program drew all images, so that there is nothing to protect."""
-        return self.recipe.data.name == DRAWN
+        return self.recipe.data.name in DRAWN
 
     @cached_property
     def _judged(self) -> tuple[Guarantee | None, tuple[str, ...]]:

@@ -106,7 +106,8 @@ class Start:
     """Initial weights, and which of them to train."""
 
     source: str = _setting(
-        "", "a run folder, weights file or dead-leaves to start from; from scratch if empty"
+        "",
+        "a run folder, weights file or packaged start to begin with; from scratch if empty",
     )
     how: str = _setting(
         "transfer",

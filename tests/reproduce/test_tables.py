@@ -275,19 +275,20 @@ def test_without_privacy_there_are_best_settings_only_where_they_change_more_tha
 
 def test_what_starts_from_drawn_images_is_a_line_of_its_own() -> None:
     series = dict(cifar10_front._series())
-    assert [row.name for row in series["after dead leaves"]] == [
+    assert [row.name for row in series["after drawn images"]] == [
         "leaves-cifar10-eps1", "leaves-cifar10-eps2",
         "leaves-cifar10-eps3", "leaves-wrn-16-4-cifar10-eps3",
         "leaves-cifar10-eps8", "leaves-wrn-16-4-cifar10-eps8",
+        *(f"mixture-cifar10-eps{eps}" for eps in (1, 2, 3, 8)),
         "fixed-layers-mnist-eps2.93", "fixed-layers-fashion-eps2.7",
     ]  # fmt: skip
     grey = entry(every_row()["sfumato/fixed-layers-mnist-eps2.93"], 0.9, setting="best")
-    assert not cifar10_front._points([grey], series["after dead leaves"]), "of CIFAR-10 alone"
+    assert not cifar10_front._points([grey], series["after drawn images"]), "of CIFAR-10 alone"
     names = {row.name for rows in series.values() for row in rows}
     assert not any("transfer" in name for name in names), "public images are another matter"
     leaves, own = every_row()["sfumato/leaves-cifar10-eps1"], every_row()["sfumato/cifar10-eps1"]
     found = [entry(leaves, 0.7, setting="best"), entry(own, 0.6, setting="best")]
-    (point,) = cifar10_front._points(found, series["after dead leaves"])
+    (point,) = cifar10_front._points(found, series["after drawn images"])
     assert point == cifar10_front.Point(1.0, leaves.recipe_for("best").model.name, 0.7, 0.7, 0.7)
     (point,) = cifar10_front._points(found, series["own recipes"])
     assert point.accuracy == 0.6

@@ -49,7 +49,8 @@ def list_sets(data_root: Path | None = _ROOT) -> None:
     searched = ", ".join(str(place) for place in locate.places(data_root))
     echo(f"\nSearched: {searched}")
     echo("Get one with `sfumato data get NAME`. Folders of images, tar shards and .npz work too.")
-    echo(f"{DRAWN}: images drawn at random, to begin with; `sfumato data show {DRAWN}`.")
+    for name in DRAWN:
+        echo(f"{name}: images drawn at random, to begin with; `sfumato data show {name}`.")
 
 
 def show(
@@ -82,8 +83,8 @@ def show(
 
     if picture is not None:
         check_new_png(picture)
-    if data == DRAWN:
-        _show_drawn(channels or 3, picture)
+    if data in DRAWN:
+        _show_drawn(data, channels or 3, picture)
         return
     unit = unit or IMAGE
     check_unit(unit)
@@ -109,18 +110,18 @@ def show(
         echo(f"Samples: {picture}")
 
 
-def _show_drawn(channels: int, picture: Path | None) -> None:
-    from sfumato.data.catalogue import DRAWN, check_channels
+def _show_drawn(name: str, channels: int, picture: Path | None) -> None:
+    from sfumato.data.catalogue import check_channels
     from sfumato.data.contrastive_views import samples
     from sfumato.data.sample_sheet import save_sheet
 
     check_channels(channels)
     echo(
-        f"{DRAWN}: images that the program draws at random, to start private training from where "
-        f"there are no public images. `sfumato pretrain --data {DRAWN}` trains on them."
+        f"{name}: images that the program draws at random, to start private training from where "
+        f"there are no public images. `sfumato pretrain --data {name}` trains on them."
     )
     if picture is not None:
-        save_sheet(samples(channels=channels), picture)
+        save_sheet(samples(name, channels=channels), picture)
         echo(f"Samples: {picture}")
 
 

@@ -78,7 +78,9 @@ def train(
     delta: float = typer.Option(None, help="Less than 1 / number of training images."),
     no_privacy: bool = typer.Option(False, "--no-privacy", help="Train without any privacy."),
     start: str = typer.Option(
-        None, metavar="RUN", help="Run folder, weights file or dead-leaves; the head is drawn anew."
+        None,
+        metavar="RUN",
+        help="Run folder, weights file or packaged start; the head is drawn anew.",
     ),
     train_only: list[str] = typer.Option(
         [], metavar="PATTERN", help="Layers to train, such as head; the rest is frozen."

@@ -19,8 +19,8 @@ from sfumato.errors import UserError, nearest
 HALF = 0.5
 """Mean and standard deviation for images that have no published constants."""
 
-DRAWN = "dead-leaves"
-"""The name in recipes of the images that `sfumato.data.dead_leaves` draws at random."""
+DRAWN = ("dead-leaves", "drawn-mixture")
+"""The names in recipes of images that `sfumato.data.drawn` draws at random."""
 
 LUMA = (0.299, 0.587, 0.114)
 """The weight of red, green and blue in grey (ITU-R 601)."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.data import dead_leaves
+from sfumato.data import drawn
 from sfumato.data.catalogue import LUMA
 from sfumato.data.imageset import Dataset, ImageSet
 
@@ -73,15 +73,17 @@ def _light(images: Tensor, on: Tensor, contrast: Tensor, brightness: Tensor) -> 
     return images * (1 + on * (0.8 * brightness - 0.4))
 
 
-def samples(count: int = 10, *, side: int = 48, channels: int = 3, seed: int = 0) -> Dataset:
+def samples(
+    name: str, count: int = 10, *, side: int = 48, channels: int = 3, seed: int = 0
+) -> Dataset:
     """Some drawn images and two views of each, as a data set to display."""
     generator = torch.Generator().manual_seed(seed)
-    images = dead_leaves.draw(count, side=side, channels=channels, generator=generator)
+    images = drawn.draw(name, count, side=side, channels=channels, generator=generator)
     numbers = torch.rand(2 * count, NUMBERS, generator=generator)
     views = change(torch.cat([images, images]) / 255, numbers, size=(side, side))
     shown = torch.cat([images, (views * 255).round().to(torch.uint8)])
     labels = torch.arange(3).repeat_interleave(count)
     part = ImageSet(shown.numpy(), labels.numpy())
-    mean, std = (dead_leaves.MEAN,) * channels, (dead_leaves.STD,) * channels
+    mean, std = (drawn.MEAN,) * channels, (drawn.STD,) * channels
     classes = ("drawn", "one view", "another view")
-    return Dataset(dead_leaves.NAME, classes, part, part, None, mean, std)
+    return Dataset(name, classes, part, part, None, mean, std)

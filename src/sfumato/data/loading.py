@@ -207,9 +207,9 @@ def count_examples(
 
 def _check_loadable(name: object) -> None:
     """Refuse names of images that no file holds."""
-    if isinstance(name, str) and name == DRAWN:
+    if isinstance(name, str) and name in DRAWN:
         raise UserError(
-            f"The images of '{DRAWN}' are drawn at random while `sfumato pretrain --data {DRAWN}` "
+            f"The images of '{name}' are drawn at random while `sfumato pretrain --data {name}` "
             "trains on them: there is nothing to load."
         )
     if isinstance(name, str) and name.startswith(GIVEN):
@@ -302,7 +302,7 @@ def _placed(
             )
         return path
     if isinstance(name_or_path, str) and not (os.sep in text or text.startswith(("~", "."))):
-        hint = nearest(text, [*CATALOGUE, DRAWN, *names_in(".")])
+        hint = nearest(text, [*CATALOGUE, *DRAWN, *names_in(".")])
         raise UserError(
             f"There is no data set and no file or folder called '{text}'.{hint} Known are: "
             f"{', '.join(CATALOGUE)}; or give a folder of images, a table, tar shards or an "

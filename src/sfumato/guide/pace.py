@@ -62,7 +62,7 @@ def measure_pace(recipe: Recipe, dataset: Dataset, device: torch.device) -> Pace
     is looked at.
     """
     # Grey images are shown in three channels to the weights that come with sfumato.
-    channels = 3 if recipe.start.source == DRAWN else dataset.channels
+    channels = 3 if recipe.start.source in DRAWN else dataset.channels
     shape, half = (channels, *dataset.size), (0.5,) * channels
     part = ImageSet(np.zeros((1, *shape), dtype=np.uint8), np.zeros(1, dtype=np.int64))
     probe = Dataset("probe", dataset.classes, part, part, None, half, half)

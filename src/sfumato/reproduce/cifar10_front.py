@@ -51,7 +51,7 @@ def _ours(name: str, points: Sequence[Point], number: int) -> Iterator[Series]:
 
 
 def _series() -> Iterator[tuple[str, Sequence[Row]]]:
-    """Rows that belong together: those of a paper from scratch, and our own after dead leaves.
+    """Rows that belong together: those of a paper from scratch, and our own after drawn images.
 
     Rows that only serve as the start of another are left out.
     """
@@ -63,14 +63,14 @@ def _series() -> Iterator[tuple[str, Sequence[Row]]]:
             if not (row.needs or row.best_needs or row.id in starts or _drawn(row))
         ]
         yield paper.key if paper.key != "sfumato" else "own recipes", scratch
-    yield "after dead leaves", [row for row in PAPERS[-1].rows if _drawn(row)]
+    yield "after drawn images", [row for row in PAPERS[-1].rows if _drawn(row)]
 
 
 def _drawn(row: Row) -> bool:
     """Tell whether a run starts from weights that were trained on drawn images alone."""
     if row.needs:
-        return row.needs.recipe_for("published").data.name == DRAWN
-    return row.recipe_for(row.settings[0]).start.source == DRAWN
+        return row.needs.recipe_for("published").data.name in DRAWN
+    return row.recipe_for(row.settings[0]).start.source in DRAWN
 
 
 def _points(entries: Sequence[Entry], rows: Sequence[Row]) -> list[Point]:

@@ -87,7 +87,7 @@ def workload_of(recipe: Recipe, *, precision: str | None = None) -> Workload | N
     examples = training_images(recipe)
     if entry is not None and examples:
         side, channels, classes = entry.size, entry.channels, entry.classes
-    elif recipe.data.name == DRAWN:
+    elif recipe.data.name in DRAWN:
         side, channels, classes = (_DRAWN_SIDE,) * 2, _DRAWN_CHANNELS, _DRAWN_CLASSES
     else:
         return None

@@ -85,7 +85,7 @@ def guarantee_of(
         seeded = t.seed is not None or origin.seeded
         own = Exposure(
             named, recipe.data.public, delta=p.delta, seeded=seeded,
-            drawn=recipe.data.name == DRAWN,
+            drawn=recipe.data.name in DRAWN,
         )  # fmt: skip
         return Guarantee(private=False, exposures=(own, *origin.exposures), **facts)
     facts = {

@@ -11,7 +11,7 @@ from torch import nn
 
 import sfumato
 from sfumato import models, recipes
-from sfumato.data import dead_leaves
+from sfumato.data import drawn
 from sfumato.nn.whitening import ChannelWhitening
 from sfumato.training.initial.drawn_statistics import fit_whitening, fitted_names
 from thinning import with_slow
@@ -36,7 +36,7 @@ def test_channels_of_drawn_images_are_whitened() -> None:
     seen.clear()
     with torch.no_grad():
         generator = torch.Generator().manual_seed(5)
-        other = dead_leaves.draw(300, side=16, channels=1, generator=generator)
+        other = drawn.draw("dead-leaves", 300, side=16, channels=1, generator=generator)
         model((other[..., :12].float() / 255 - 0.5) / 0.25)
     rows = torch.cat(seen).transpose(0, 1).flatten(1)
     covariance = torch.cov(rows)

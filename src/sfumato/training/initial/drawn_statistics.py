@@ -11,10 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sfumato.data import dead_leaves
+from sfumato.data import drawn
 from sfumato.live import working
 from sfumato.nn.whitening import ChannelWhitening
 
+_KIND = "dead-leaves"
+"""The kind of images."""
 _IMAGES = 256
 _TOGETHER = 32
 """Number of images that are drawn, and that run at once."""
@@ -71,11 +73,11 @@ def fit_whitening(
 def _drawn(
     channels: int, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
 ) -> Tensor:
-    """Normalised dead leaves of this shape; grey ones if they are neither grey nor in colour."""
+    """Normalised images of this shape; grey ones if they are neither grey nor in colour."""
     height, width = size
     own = channels if channels in (1, 3) else 1
     generator = torch.Generator().manual_seed(0)
-    images = dead_leaves.draw(_IMAGES, side=max(size), channels=own, generator=generator)
+    images = drawn.draw(_KIND, _IMAGES, side=max(size), channels=own, generator=generator)
     x = images[..., :height, :width].float().expand(-1, channels, -1, -1) / 255
     shape = (1, -1, 1, 1)
     return (x - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)

@@ -1,6 +1,6 @@
 """Initial weights without data: a network trained by contrast on drawn images.
 
-The images are those of `sfumato.data.dead_leaves`. Two views of an image are to be more alike than
+The images are those of `sfumato.data.drawn`. Two views of an image are to be more alike than
 views of others. The features learned so serve real images too, and private training that starts
 from them spends less of its budget on learning edges and surfaces.
 
@@ -16,8 +16,8 @@ import torch
 
 from sfumato import version
 from sfumato.charts import curves
-from sfumato.data import dead_leaves
-from sfumato.data.catalogue import check_channels
+from sfumato.data import drawn
+from sfumato.data.catalogue import DRAWN, check_channels
 from sfumato.errors import UserError
 from sfumato.io.atomic import write_whole
 from sfumato.models import Trust
@@ -43,7 +43,7 @@ _KNOWN = (
 
 def concerns(recipe: Recipe) -> bool:
     """Tell whether a recipe's images are drawn by the program."""
-    return recipe.data.name == dead_leaves.NAME
+    return recipe.data.name in DRAWN
 
 
 def train(
@@ -108,8 +108,8 @@ def resume(
 def _check(recipe: Recipe) -> None:
     if recipe.privacy.enabled:
         raise UserError(
-            f"The images of '{dead_leaves.NAME}' are drawn by the program, so there is nobody to "
-            f"protect: train on them with `sfumato pretrain --data {dead_leaves.NAME}`, and on "
+            f"The images of '{recipe.data.name}' are drawn by the program, so there is nobody to "
+            f"protect: train on them with `sfumato pretrain --data {recipe.data.name}`, and on "
             "your images with `sfumato train --start RUN`."
         )
     unknown = [
@@ -117,7 +117,7 @@ def _check(recipe: Recipe) -> None:
     ]
     if unknown:
         raise UserError(
-            f"Training on '{dead_leaves.NAME}' has no use for {', '.join(sorted(unknown))}: leave "
+            f"Training on '{recipe.data.name}' has no use for {', '.join(sorted(unknown))}: leave "
             "it out."
         )
     check_channels(recipe.data.channels)
@@ -137,7 +137,7 @@ def _go(prior: Prior, ledger: Ledger) -> Path:
     folder, accuracy, seconds = prior.folder, prior.accuracy(), prior.metrics.seconds
     final = {"final": True, "step": prior.step, "test_accuracy": accuracy, "seconds": seconds}
     prior.metrics.add(final)
-    title = f"{prior.recipe.model.name} on {dead_leaves.NAME}"
+    title = f"{prior.recipe.model.name} on {prior.recipe.data.name}"
     curves.draw(
         prior.metrics.records, folder / run_folder.CURVES, title=title, ended="views of new images"
     )
@@ -149,7 +149,7 @@ def _go(prior: Prior, ledger: Ledger) -> Path:
 
 
 def _description(prior: Prior) -> Description:
-    seen = Exposure(dead_leaves.NAME, public=True, drawn=True)
+    seen = Exposure(prior.recipe.data.name, public=True, drawn=True)
     model, channels = prior.recipe.model, prior.channels
     return Description(
         model=model.name,
@@ -157,8 +157,8 @@ def _description(prior: Prior) -> Description:
         classes=CLASSES,
         channels=channels,
         size=prior.size,
-        mean=(dead_leaves.MEAN,) * channels,
-        std=(dead_leaves.STD,) * channels,
+        mean=(drawn.MEAN,) * channels,
+        std=(drawn.STD,) * channels,
         guarantee={"private": False, "exposures": [seen.to_dict()]},
         batchnorm_to=model.batchnorm_to,
     )
@@ -172,7 +172,7 @@ and on nothing else: no image of any data set, person or place. What starts from
 data through it.
 
 - network: {words_in_markdown(prior.recipe.model.name)}
-- images: {prior.count:,} of '{dead_leaves.NAME}', {prior.side}×{prior.side} pixels
+- images: {prior.count:,} of '{prior.recipe.data.name}', {prior.side}×{prior.side} pixels
 - training: {prior.steps:,} steps, each with two views of {prior.batch:,} images
 - result: among {2 * prior.batch - 1:,} others the right view is found for {100 * accuracy:.1f} % of
   the views of images that were not trained on

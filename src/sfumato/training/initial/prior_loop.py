@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import models
-from sfumato.data import contrastive_views, dead_leaves
+from sfumato.data import contrastive_views, drawn
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
 from sfumato.privacy.numerics.randomness import Randomness
@@ -104,7 +104,7 @@ class Prior:
         if not isinstance(head, nn.Module):
             raise UserError(
                 f"Model '{self.recipe.model.name}' has no layer called '{HEAD}', behind which "
-                f"features could be compared: '{dead_leaves.NAME}' cannot train it."
+                f"features could be compared: '{self.recipe.data.name}' cannot train it."
             )
         self.head = head.to(self.device)
         setattr(self.model, HEAD, nn.Identity())
@@ -126,7 +126,7 @@ class Prior:
             "budget": 0.0,
             "accountant": "",
             "steps": self.steps,
-            "data": dead_leaves.NAME,
+            "data": self.recipe.data.name,
             "physical_batch": self.batch,
             "recipe": self.recipe.to_dict(),
         }
@@ -143,8 +143,8 @@ class Prior:
 
     def _drawn(self, count: int, purpose: str) -> Tensor:
         generator = self.randomness.generator(0, purpose, self.device)
-        side, channels = self.side, self.channels
-        return dead_leaves.draw(count, side=side, channels=channels, generator=generator)
+        name, side, channels = self.recipe.data.name, self.side, self.channels
+        return drawn.draw(name, count, side=side, channels=channels, generator=generator)
 
     def restore(self, state: checkpoint.Checkpoint) -> None:
         """Restore a checkpoint."""
@@ -207,7 +207,7 @@ class Prior:
         """Loss and accuracy of matching the two views of each image."""
         twice = torch.cat([images, images]).float() / 255
         views = contrastive_views.change(twice, numbers, size=self.size)
-        views = (views - dead_leaves.MEAN) / dead_leaves.STD
+        views = (views - drawn.MEAN) / drawn.STD
         views = views.contiguous(memory_format=self.memory_format)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.narrow):
             features = self.model(views)
