@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from sfumato.privacy import (
     Unclipped,
     physical_batches,
 )
+from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.units.image_units import Units
@@ -115,6 +117,45 @@ def test_units_may_be_split_over_physical_batches(
     expected = wanted(model, range(len(SIZES)))
     assert torch.allclose(gradients(model).double(), expected, rtol=1e-4, atol=1e-7)
     assert statistics.examples == len(SIZES)
+
+
+@pytest.mark.parametrize("rule", [Flat(0.5), GroupWise(0.5, "uniform")], ids=["flat", "by layer"])
+@pytest.mark.parametrize(("images", "units"), [(3, range(6)), (1, [1, 2, 4, 5])])
+def test_sums_may_be_overwritten_by_the_next(
+    model: nn.Module,
+    rule: ClippingRule,
+    images: int,
+    units: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a captured graph does: sums of whole units stay clipped when one that goes on follows."""
+    found, some = [], torch.isin(IDS, torch.tensor(list(units)))
+    x, y, ids = X[some], Y[some], IDS[some]
+    for overwritten in (False, True):
+        if overwritten:
+            monkeypatch.setattr(Gradients, "weighted_sum", overwriting(Gradients.weighted_sum))
+        mechanism = private(model, clipping=rule, images=images)
+        for part in (slice(9), slice(9, None)):
+            mechanism.accumulate(x[part], y[part], units=ids[part])
+        mechanism.release()
+        found.append(gradients(model))
+    assert torch.equal(*found)
+
+
+def overwriting(
+    function: Callable[[Gradients, Tensor], list[Tensor]],
+) -> Callable[[Gradients, Tensor], list[Tensor]]:
+    """A function whose results are the same tensors in all calls."""
+    kept: dict[torch.Size, list[Tensor]] = {}
+
+    def run(self: Gradients, weights: Tensor) -> list[Tensor]:
+        sums = function(self, weights)
+        own = kept.setdefault(weights.shape, sums)
+        for place, numbers in zip(own, sums, strict=True):
+            place.copy_(numbers)
+        return own
+
+    return run
 
 
 @pytest.mark.parametrize(

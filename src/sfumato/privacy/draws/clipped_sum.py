@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,10 @@ class Contribution:
             gradients, y, drawn=drawn, clipped=rule.clipped(squared), squared=squared
         )
         return cls(sums, observed, statistics)
+
+    def copied(self) -> Contribution:
+        """The same with sums of its own: those of gradients last until the next are computed."""
+        return replace(self, sums=[_wide(t, copy=True) for t in self.sums])
 
     def __add__(self, other: Contribution) -> Contribution:
         sums = [_wide(a) + _wide(b) for a, b in zip(self.sums, other.sums, strict=True)]
@@ -166,7 +170,8 @@ class ClippedSum:
         """Add a batch of units; the last one stays open, since more images of it may come.
 
         Guarantee: The images of a unit are averaged before they are clipped, those of earlier
-        batches among them.
+        batches among them. What was clipped is kept, whatever is computed next: a captured graph
+        returns the same tensors each time.
 
         Args:
             batch: The images, in parts.
@@ -186,16 +191,16 @@ class ClippedSum:
         whole = ~open_ones[batch.unit]
         found = None
         if self.last is not None and not goes_on:
-            found = self.last.clipped(parameters, rule)
+            found = self.last.clipped(parameters, rule).copied()
         if bool(whole.any()):
             own = Contribution.of(gradients, batch.y, whole.to(home), rule)
-            found = own if found is None else found + own
+            found = own.copied() if found is None else found + own
         last = self.last if goes_on else None
         for k in open_ones.nonzero().flatten().tolist():
             last = _joined(last if k == 0 else None, k, batch, gradients)
             if k < len(batch.units) - 1:
                 own = last.clipped(parameters, rule)
-                found = own if found is None else found + own
+                found = own.copied() if found is None else found + own
         if found is not None:
             self.add(found, parameters, rule)
         self.rule, self.last = (rule, rule.sensitivity), last
@@ -216,7 +221,7 @@ def _joined(
     counts = torch.zeros(len(batch.unit), dtype=torch.float64)
     counts[own] = batch.counts[own].double()
     weights = counts.to(home, widest(home))
-    sums = [_wide(t) for t in gradients.weighted_sum(weights.unsqueeze(1))]
+    sums = [_wide(t, copy=True) for t in gradients.weighted_sum(weights.unsqueeze(1))]
     loss = (gradients.losses.to(weights.dtype)[own] * weights[own]).sum()
     images = int(batch.counts[own].sum())
     if before is not None:
@@ -234,5 +239,5 @@ def _joined(
     )
 
 
-def _wide(t: Tensor) -> Tensor:
-    return t.to(widest(t.device))
+def _wide(t: Tensor, *, copy: bool = False) -> Tensor:
+    return t.to(widest(t.device), copy=copy)
