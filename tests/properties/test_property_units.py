@@ -17,7 +17,6 @@ from sfumato.privacy import (
     PrivateGradients,
     Randomness,
 )
-from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.units.image_units import Units
 
 BATCH = 4.0
@@ -75,10 +74,10 @@ def test_any_units_add_their_clipped_means(
     network, generator = family(name), torch.Generator().manual_seed(seed)
     every = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     stream = Randomness.from_seed(seed).stream(1, "images")
-    drawn = Units(every).images(
+    drawn, there = Units(every).images(
         torch.arange(len(sizes)), most=per_unit, slots=per_unit, stream=stream
     )
-    taken = drawn[drawn != PADDING]
+    taken = drawn[there]
     assert len(taken.unique()) == len(taken)
     units = every[taken]
     assert torch.bincount(units).tolist() == [min(size, per_unit) for size in sizes]

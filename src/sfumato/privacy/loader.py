@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
 from sfumato.errors import UserError
-from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.sampling import PoissonSampler
 from sfumato.privacy.units.image_units import Units
@@ -59,8 +58,8 @@ class _ImagesOfUnits:
     most: int
 
     def __call__(self, drawn: Tensor, stream: Keystream) -> Tensor:
-        found = self.units.images(drawn, most=self.most, slots=self.most, stream=stream)
-        return found[found != PADDING]
+        found, there = self.units.images(drawn, most=self.most, slots=self.most, stream=stream)
+        return found[there]
 
 
 def poisson_loader(

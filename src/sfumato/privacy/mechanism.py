@@ -33,7 +33,7 @@ from sfumato.privacy.numerics.totals import Totals
 from sfumato.privacy.per_example import Loss, PerExample, cross_entropy, with_images
 from sfumato.privacy.sampling import PhysicalBatch, PoissonSampler
 from sfumato.privacy.statistics import BatchStatistics
-from sfumato.privacy.units.image_units import UnitBatch, check_targets
+from sfumato.privacy.units.image_units import UnitBatch, unit_targets
 
 
 class PrivateGradients(Releases):
@@ -181,35 +181,34 @@ class PrivateGradients(Releases):
         )  # fmt: skip
 
     def accumulate(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weights: Tensor | PhysicalBatch | None = None,
-        *,
-        units: Tensor | None = None,
-    ) -> None:
+        self, x: Tensor, y: Tensor, weights: Tensor | PhysicalBatch | None = None, *,
+        units: Tensor | None = None, there: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Add a physical batch to the sum; nothing is added if this raises.
 
         Args:
             x: `(examples * views, ...)` inputs, the views of an example beside each other.
-            y: `(examples,)` targets; `(examples, images)` for units of several images, padded with
-                `image_units.PADDING` (their inputs repeat another image of the unit).
+            y: `(examples,)` targets; `(examples, images)` for units of several images.
             weights: The physical batch that x and y belong to, or its weights alone: one for an
                 example that was drawn, zero for padding. Every row was drawn if None.
             units: The number of each image's unit, where units of any size are given image by
                 image: those of a unit beside each other, if need be in several calls.
+            there: `(examples, images)` mask of the images that are not padding, which repeats the
+                inputs of another image of its unit; all if None.
 
         Raises:
             UserError: More examples than the sampler has, or one of them known to come twice.
         """
         self._sum.check_kind(by_unit=self.images > 1 or units is not None)
         if units is not None:
+            if there is not None:
+                raise UserError("Beside `units`, padding has `weights` of zero: leave out `there`.")
             return self._accumulate_units(x, y, weights, units)
-        check_targets(y, self.images)
+        targets = unit_targets(y, there, self.images)
         draw = self._sum.draw.after(self.sampler, y, weights)
         self.per_example.seeds = self._sum.draw.seeds(self.randomness, self.released, weights)
         own = weights.weights if isinstance(weights, PhysicalBatch) else weights
-        self._add(self._gradients(x, y), y, own)
+        self._add(self._gradients(x, targets), y, own)
         self._sum.draw, self._sum.by_unit = draw, self.images > 1
 
     def _add(self, gradients: PerExampleGradients, y: Tensor, weights: Tensor | None) -> None:
@@ -227,7 +226,7 @@ class PrivateGradients(Releases):
         draw = self._sum.draw.after_units(self.sampler, batch.units, last.unit if last else None)
         known = batch.numbered(last.images if last else 0)
         self.per_example.seeds = draw.seeds(self.randomness, self.released, known)
-        gradients = self._gradients(batch.x, batch.y)
+        gradients = self._gradients(batch.x, batch.targets)
         self._sum.add_units(batch, gradients, *self._trained())
         self._sum.draw, self._sum.by_unit, self._unit = draw, True, "unit"
 
@@ -256,20 +255,16 @@ class PrivateGradients(Releases):
 
     @sharing_errors()
     def backward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        *,
-        physical_batch: int | None = None,
-        units: Tensor | None = None,
-    ) -> BatchStatistics:
+        self, x: Tensor, y: Tensor, *, physical_batch: int | None = None,
+        units: Tensor | None = None, there: Tensor | None = None,
+    ) -> BatchStatistics:  # fmt: skip
         """Put the noisy mean gradient of one whole draw into `.grad`, as `loss.backward()` would.
 
         Args:
             x: `(examples * views, ...)` inputs of one draw, or of a rank's share; possibly none.
             y: `(examples,)` targets.
             physical_batch: Most examples at once; if None all, or half of a size not yet checked.
-            units: As for `accumulate`; a physical batch then counts images.
+            units, there: As for `accumulate`; with `units` a physical batch counts images.
 
         Raises:
             UserError: Something has been accumulated since the last release, or as `accumulate`.
@@ -281,11 +276,14 @@ class PrivateGradients(Releases):
             )
         rows = self.per_example.views if units is None else self.views
         check_inputs(x, y, rows)
-        size = physical_batch or (self.per_example.at_once(x, y) if units is None else len(y) or 1)
+        size = physical_batch or len(y) or 1
+        if physical_batch is None and units is None and len(y):
+            size = self.per_example.at_once(x, unit_targets(y, there, self.images))
         try:
             for a in range(0, len(y), size):
-                own = None if units is None else units[a : a + size]
-                self.accumulate(x[a * rows : (a + size) * rows], y[a : a + size], units=own)
+                part = slice(a, a + size)
+                own, here = (None if t is None else t[part] for t in (units, there))
+                self.accumulate(x[a * rows : (a + size) * rows], y[part], units=own, there=here)
         except BaseException:
             self.discard()
             raise
@@ -320,15 +318,16 @@ class PrivateGradients(Releases):
             return Ordinary(self.per_example.objective, x, y)
         return self.spot_check.gradients(self.per_example, x, y)
 
-    def check(self, x: Tensor, y: Tensor) -> None:
+    def check(self, x: Tensor, y: Tensor, *, there: Tensor | None = None) -> None:
         """Check on these examples, with the weights of now, that none reaches another.
 
-        Nothing is added to the sum, and model and random states are left as they were.
+        Nothing is added to the sum, and model and random states are left as they were. Targets and
+        mask are those of `accumulate`.
 
         Raises:
             UserError: If one does.
         """
-        self.spot_check.check(self.per_example, x, y)
+        self.spot_check.check(self.per_example, x, unit_targets(y, there, self.images))
 
     @sharing_errors()
     def release(self, *, before: Callable[[Step], None] | None = None) -> BatchStatistics:

@@ -15,7 +15,6 @@ from sfumato.memory import give_back, out_of_memory
 from sfumato.privacy.mechanism import PrivateGradients
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.sampling import physical_batches
-from sfumato.privacy.units.image_units import padded
 from sfumato.training.drawn_images import DrawnImages, UnitImages
 from sfumato.training.initial.frozen_features import Features
 from sfumato.training.physical import rank_batch
@@ -84,7 +83,8 @@ class DrawFeed:
                 if self.private.images < self.units.slots:
                     self._accumulate_in_parts(batch.indices, drawn, own)
                 else:
-                    self.private.accumulate(*self.fetch(drawn, own), batch)
+                    x, labels = self.fetch(drawn, own)
+                    self.private.accumulate(x, labels, batch, there=drawn.mask)
             except Exception as error:
                 in_parts = self.private.images < self.units.slots
                 if not out_of_memory(error) or in_parts or (size == 1 and self.units.slots == 1):
@@ -94,7 +94,7 @@ class DrawFeed:
             position += size
 
     def fetch(self, drawn: DrawnImages, parameters: ViewParameters) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of some examples of a draw."""
+        """Inputs and labels of some examples of a draw, those of padding among them."""
         indices = drawn.images.flatten()
         if self.features is not None:
             x, labels = self.features.gather(indices)
@@ -102,8 +102,7 @@ class DrawFeed:
             x, labels = self.views.fetch(
                 self.store, indices, parameters, memory_format=self.memory_format
             )
-        every = torch.arange(len(indices), device=labels.device).view(drawn.images.shape)
-        return x, padded(labels, every, drawn.there)
+        return x, labels if drawn.mask is None else labels.view(drawn.images.shape)
 
     def _accumulate_in_parts(
         self, units: Tensor, drawn: DrawnImages, parameters: ViewParameters

@@ -11,7 +11,6 @@ from torch import Tensor
 from sfumato.data.imageset import ImageSet
 from sfumato.data.views import ViewParameters
 from sfumato.device_copy import to_device
-from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.privacy.units.image_units import Units
 
@@ -27,6 +26,11 @@ class DrawnImages:
 
     images: Tensor
     there: Tensor
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The mask, or None for units of one image in a batch, none of which is padding."""
+        return self.there if self.there.shape[1] > 1 else None
 
     def take(self, positions: Tensor) -> DrawnImages:
         """The images of the units at these positions of the draw."""
@@ -79,6 +83,5 @@ class UnitImages:
             images = draw.unsqueeze(1)
             return DrawnImages(images, torch.ones_like(images, dtype=torch.bool))
         stream = self._randomness.stream(step, "images")
-        images = self._units.images(draw, most=self._most, slots=self.slots, stream=stream)
-        there = images != PADDING
-        return DrawnImages(torch.where(there, images, images[:, :1]), there)
+        found = self._units.images(draw, most=self._most, slots=self.slots, stream=stream)
+        return DrawnImages(*found)

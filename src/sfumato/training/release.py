@@ -32,7 +32,7 @@ def _check_examples(loop: Loop) -> None:
     drawn = loop.feed.units.of(torch.tensor(examples), loop.step + 1)
     drawn = drawn.first(loop.private.images).to(loop.device)
     parameters = loop.views.draw(drawn.images.numel(), generator).to(loop.device)
-    loop.private.check(*loop.feed.fetch(drawn, parameters))
+    loop.private.check(*loop.feed.fetch(drawn, parameters), there=drawn.mask)
 
 
 def release(loop: Loop) -> Path:

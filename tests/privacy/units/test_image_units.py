@@ -26,7 +26,6 @@ from sfumato.privacy import (
     physical_batches,
 )
 from sfumato.privacy.engines.results import Gradients
-from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.units.image_units import Units
 
@@ -263,17 +262,14 @@ def test_without_clipping_the_mean_over_units_is_left(model: nn.Module) -> None:
 
 
 def test_dense_batches_are_the_same(model: nn.Module) -> None:
-    """Targets (units, images), padded, with the physical batches of a draw of units."""
+    """Targets (units, images) and their mask, with the physical batches of a draw of units."""
     expected = wanted(model, range(len(SIZES)))
     units = Units(IDS)
     for size in (1, 4, 8):
         mechanism = private(model, images=7)
         for batch in physical_batches(torch.arange(len(SIZES)), size):
-            picked = units.images(batch.indices, most=7, slots=7)
-            y = torch.where(picked == PADDING, PADDING, Y[picked])
-            first = picked[:, :1].expand_as(picked)
-            rows = torch.where(picked == PADDING, first, picked).flatten()
-            mechanism.accumulate(X[rows], y, batch)
+            picked, there = units.images(batch.indices, most=7, slots=7)
+            mechanism.accumulate(X[picked.flatten()], Y[picked], batch, there=there)
         statistics = mechanism.release()
         assert statistics.examples == len(SIZES)
         assert torch.allclose(gradients(model).double(), expected, rtol=1e-4, atol=1e-7)
@@ -284,10 +280,11 @@ def test_at_most_so_many_images_are_drawn_evenly_without_replacement() -> None:
     counts = torch.zeros(len(IDS))
     steps, key = 1000, Randomness.from_seed(0)
     for step in range(steps):
-        picked = units.images(drawn, most=3, slots=3, stream=key.stream(step, "images"))
-        assert picked.shape == (3, 3)
-        for unit, own in zip(drawn.tolist(), picked, strict=True):
-            own = own[own != PADDING]
+        picked, there = units.images(drawn, most=3, slots=3, stream=key.stream(step, "images"))
+        assert picked.shape == there.shape == (3, 3)
+        for unit, own, mask in zip(drawn.tolist(), picked, there, strict=True):
+            assert (own[~mask] == own[0]).all() and (mask.int().diff() <= 0).all()
+            own = own[mask]
             assert len(own) == min(3, SIZES[unit]) == len(own.unique())
             assert (IDS[own] == unit).all() and (own.diff() > 0).all()
             counts[own] += 1
@@ -328,16 +325,16 @@ def test_units_are_drawn_independently_whatever_their_sizes() -> None:
 
 
 def _taken(units: Units, drawn: Tensor, most: int, stream: Keystream) -> Tensor:
-    found = units.images(drawn, most=most, slots=most, stream=stream)
-    return found[found != PADDING]
+    found, there = units.images(drawn, most=most, slots=most, stream=stream)
+    return found[there]
 
 
 def test_units_are_numbered_by_their_first_image() -> None:
     units = Units(torch.tensor([9, 9, 4, 9, 7, 4]))
     assert units.count == 3 and units.sizes.tolist() == [3, 2, 1]
-    assert units.images(torch.tensor([0, 2]), most=3, slots=3).tolist() == [
-        [0, 1, 3], [4, PADDING, PADDING]
-    ]  # fmt: skip
+    picked, there = units.images(torch.tensor([0, 2]), most=3, slots=3)
+    assert picked.tolist() == [[0, 1, 3], [4, 4, 4]]
+    assert there.tolist() == [[True, True, True], [True, False, False]]
     assert units.of.tolist() == [0, 0, 1, 0, 2, 1]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from types import CellType, FunctionType
 from typing import Any
@@ -16,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from sfumato.privacy.checks.random_inputs import random_targets
 from sfumato.privacy.engines.objective import Loss
-from sfumato.privacy.engines.unit_loss import PADDING, UnitLoss
 from sfumato.privacy.numerics.model_state import copied
 from sfumato.privacy.numerics.precision import widened
 
@@ -76,8 +74,6 @@ def with_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
         change: From a tensor to a tensor, and from a module to a module.
     """
     again = partial(with_tensors, change=change)
-    if isinstance(value, UnitLoss):
-        return replace(value, loss=again(value.loss))
     if isinstance(value, nn.Module):
         own = change(copied(value))
         for module in own.modules():
@@ -114,11 +110,10 @@ def accepted_labels(loss: Loss, outputs: Tensor, y: Tensor, *, ctc: bool) -> ran
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or not y.numel():
         labels = range(2)
         return labels if accepts(loss, outputs, random_targets(y, labels, len(outputs))) else None
-    real = y[y != PADDING] if y.dim() == 2 and bool((y != PADDING).any()) else y
-    between = range(int(real.min()), int(real.max()) + 1)
+    between = range(int(y.min()), int(y.max()) + 1)
     for labels in ((None if ctc else _classes(outputs, y)) or between, between):
         drawn = random_targets(y, labels, len(outputs))
-        ends = [torch.where(drawn == PADDING, drawn, end) for end in (labels[0], labels[-1])]
+        ends = [torch.full_like(drawn, end) for end in (labels[0], labels[-1])]
         if all(accepts(loss, outputs, targets) for targets in (drawn, *ends)):
             return labels
     return None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sfumato.errors import UserError
 from sfumato.memory import out_of_memory
 from sfumato.privacy.engines.objective import Objective, cross_entropy
-from sfumato.privacy.engines.unit_loss import PADDING, UnitLoss
+from sfumato.privacy.engines.unit_loss import of_images
 from sfumato.privacy.numerics.model_state import undisturbed
 
 _IGNORED = -100
@@ -86,26 +86,24 @@ def _of_inputs(objective: Objective, x: Tensor, error: str) -> str:
 
 def _of_labels(objective: Objective, x: Tensor, y: Tensor) -> str:
     """A sentence on labels that cross-entropy does not take; empty for other losses."""
-    loss, dims, ignored = objective.loss, 1, _IGNORED
-    if isinstance(loss, UnitLoss):
-        loss, dims, ignored = loss.loss, 2, PADDING
+    loss, y = of_images(objective.loss, y)
     if loss is not cross_entropy or not y.numel():
         return ""
     kind = str(y.dtype).removeprefix("torch.")
     whole = "one whole number per example, from 0 to the number of classes minus one"
-    if y.dim() != dims and not y.is_floating_point():
+    if y.dim() != 1 and not y.is_floating_point():
         return (
             f"The labels have shape {tuple(y.shape)}: cross-entropy takes {whole}, as y.flatten() "
             "or, where each class has a column, y.argmax(1)."
         )
-    if y.dim() == dims and y.dtype not in (torch.int64, torch.uint8):
+    if y.dim() == 1 and y.dtype not in (torch.int64, torch.uint8):
         return f"The labels are {kind}: cross-entropy takes {whole}, as y.long()."
     if y.is_floating_point():
         return ""
     classes, known = _classes(objective.model, x), y.long().flatten()
     if classes is None:
         return ""
-    wrong = known[((known < 0) | (known >= classes)) & (known != ignored)]
+    wrong = known[((known < 0) | (known >= classes)) & (known != _IGNORED)]
     if not len(wrong):
         return ""
     return (

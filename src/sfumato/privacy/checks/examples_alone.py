@@ -15,6 +15,8 @@ from sfumato.privacy.checks.model_under_test import double_of
 from sfumato.privacy.engines.compiled import Fused
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.results import Gradients, PerExampleGradients, rows_of
+from sfumato.privacy.engines.unit_loss import UnitLoss
+from sfumato.privacy.engines.unit_targets import joined, parted
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import Snapshot, undisturbed
 from sfumato.privacy.numerics.precision import full_precision, widened
@@ -138,9 +140,13 @@ def _slope(engine: PerExample, alone: Alone) -> float:
     outputs, targets = alone.gradients.outputs, alone.targets
     if targets.is_floating_point() or outputs is None or outputs.dim() != 2:
         return 0.0
+    there = None
+    if isinstance(engine.loss, UnitLoss):
+        targets, there = parted(targets)
     # A loss may read fewer classes than there are outputs.
     classes = max(2, int(targets.max()) + 1)
-    others = (targets + 1) % min(classes, outputs.shape[1])
+    others = ((targets + 1) % min(classes, outputs.shape[1])).to(targets.dtype)
+    others = others if there is None else joined(others, there)
     with undisturbed(engine.model, engine.loss), full_precision(alone.rows.device):
         found = one_at_a_time(
             engine.model, alone.rows, others, loss=engine.loss, views=engine.views

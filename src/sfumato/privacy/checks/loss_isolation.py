@@ -45,20 +45,21 @@ def refuse_mixing_loss(objective: Objective, draws: Draws, rows: int) -> None:
 
     Targets are of all classes, of one class, and half of them of a value that the loss treats as it
     does no other: missing, or at the end of what real ones are; outputs are the model's, and
-    certain of one class.
+    certain of one class. Where units have several images, rows are these, whichever their units.
 
     Raises:
         UserError: The loss of a row depends on another's target or output, or on what came before.
     """
     outputs = look(objective.model, draws.x(5), None).outputs
-    loss, normal = objective.loss, draws.y(1)
+    loss, normal = draws.loss, draws.targets(1)
+    objective = replace(objective, loss=loss)
     special = [
         target
         for target in _special(draws)
         if accepts(loss, outputs[:2], torch.cat([normal, target]), of=1)
     ]
     for size in sorted({2, 5, max(2, rows)}):
-        y, some = draws.y(size), outputs[torch.arange(size, device=outputs.device) % 5]
+        y, some = draws.targets(size), outputs[torch.arange(size, device=outputs.device) % 5]
         if some.is_floating_point():
             varied = some + 0.1 * random_rows(some, size) * some.abs().mean()
             some = varied if accepts(loss, varied, y) else some
@@ -96,7 +97,8 @@ def _special(draws: Draws) -> Iterator[Tensor]:
     if like.is_floating_point():
         values = [*_RARE_NUMBERS]
     elif like.dtype != torch.bool:
-        values = [n for n in _RARE_LABELS if n >= torch.iinfo(like.dtype).min]
+        ends = torch.iinfo(like.dtype)
+        values = [n for n in _RARE_LABELS if ends.min <= n <= ends.max]
     if not draws.ctc:
         yield from (torch.full_like(like[:1], value) for value in values)
     if like.dtype != torch.bool:

@@ -37,7 +37,7 @@ def refuse_mixing_model(
     plans = [Plan(five, [{j: KINDS[(j + k) % 5] for j in rows} for k, rows in enumerate(_SETS)])]
     if rows:
         plans = [Plan(draws.x(2), [{0: "large"}, {1: "other"}]), *plans]
-    loss = objective.loss if gradients else None
+    loss = draws.loss if gradients else None
     for plan in plans:
         _refuse(objective, draws, plan, before, loss)
     if random:
@@ -66,7 +66,7 @@ def refuse_mixing_at(objective: Objective, draws: Draws, rows: int) -> None:
         UserError: As `refuse_mixing_model`.
     """
     plan = Plan(draws.x(rows), [{rows - 1: "other"}, {0: "other"}])
-    _refuse(objective, draws, plan, Snapshot(objective.model), _loss_for(objective, rows))
+    _refuse(objective, draws, plan, Snapshot(objective.model), _loss_for(draws, rows))
     refuse_mixing_alike(objective, draws, rows)
 
 
@@ -82,15 +82,15 @@ def refuse_mixing_alike(objective: Objective, draws: Draws, rows: int) -> None:
     others = dict(zip(range(1, rows - 2), ("darker", "large", "other"), strict=False))
     changes: list[Change] = [{0: "opposite"}, {rows - 1: "opposite", **others}]
     plan = Plan(alike(image_rows(draws.like_x, rows)), changes)
-    _refuse(objective, draws, plan, Snapshot(objective.model), _loss_for(objective, rows))
+    _refuse(objective, draws, plan, Snapshot(objective.model), _loss_for(draws, rows))
 
 
-def _loss_for(objective: Objective, rows: int) -> Loss | None:
+def _loss_for(draws: Draws, rows: int) -> Loss | None:
     """The loss of a small batch; in a large one, outputs are compared and no gradients.
 
     The engine's own gradients are compared later.
     """
-    return objective.loss if rows <= _SMALL else None
+    return draws.loss if rows <= _SMALL else None
 
 
 def _refuse(
@@ -102,7 +102,7 @@ def _refuse(
     *,
     at: int = PROBE_SEED,
 ) -> None:
-    y = draws.y(len(plan.x))
+    y = draws.targets(len(plan.x))
     losses = (lambda out: loss(out, y)) if loss is not None else None
     found = how_examples_mix(
         objective.model, plan.x, changes=plan.changes, losses=losses, at=at, before=before

@@ -15,9 +15,11 @@ from torch.utils._pytree import tree_flatten
 from sfumato.errors import UserError
 from sfumato.privacy.checks.accepted_targets import accepted_labels, calls_ctc
 from sfumato.privacy.checks.isolation import LOOSE, look
-from sfumato.privacy.checks.random_inputs import random_rows, random_targets
-from sfumato.privacy.engines.objective import Objective, shape_complaint
+from sfumato.privacy.checks.random_inputs import random_counts, random_rows, random_targets
+from sfumato.privacy.engines.objective import Loss, Objective, shape_complaint
 from sfumato.privacy.engines.one_at_a_time import OneAtATime
+from sfumato.privacy.engines.unit_loss import of_images
+from sfumato.privacy.engines.unit_targets import joined
 from sfumato.privacy.numerics.distance import distance
 from sfumato.privacy.numerics.model_state import (
     PROBE_SEED,
@@ -38,7 +40,9 @@ class Draws:
 
     Attributes:
         like_x: Real inputs.
-        like_y: Real targets.
+        like_y: Real targets; of units with several images those of each image, one by one.
+        whole_y: Real targets as engines take them, those of a unit together.
+        loss: The loss of single images.
         positive: Whether inputs are positive, because the model is not finite on others.
         labels: What targets are drawn from; None if the loss accepts the real ones alone.
         ctc: Whether the loss calls `ctc_loss`, which reads memory out of bounds at a label that is
@@ -47,6 +51,8 @@ class Draws:
 
     like_x: Tensor
     like_y: Tensor
+    whole_y: Tensor
+    loss: Loss
     positive: bool
     labels: range | None
     ctc: bool
@@ -58,7 +64,7 @@ class Draws:
         Raises:
             UserError: The model does not return one row of outputs per example.
         """
-        model, loss = objective.model, objective.loss
+        model, (loss, each) = objective.model, of_images(objective.loss, y)
         outputs = look(model, random_rows(x, 3), None).outputs
         if complaint := shape_complaint(outputs, 3):
             raise UserError(f"This model cannot be trained: {complaint}.")
@@ -66,19 +72,38 @@ class Draws:
         if not bool(torch.isfinite(outputs).all()):
             other = look(model, random_rows(x, 3, positive=True), None).outputs
             positive = bool(torch.isfinite(other).all())
-        ctc = calls_ctc(loss, outputs, y)
-        return cls(x, y, positive, accepted_labels(loss, outputs, y, ctc=ctc), ctc)
+        ctc = calls_ctc(loss, outputs, each)
+        labels = accepted_labels(loss, outputs, each, ctc=ctc)
+        return cls(x, each, y, loss, positive, labels, ctc)
 
     def x(self, rows: int) -> Tensor:
         """Random inputs."""
         return random_rows(self.like_x, rows, positive=self.positive)
 
     def y(self, examples: int) -> Tensor:
-        """Random targets; the given ones, repeated, if the loss does not accept random ones."""
+        """Random targets; the given ones, repeated, if the loss does not accept random ones.
+
+        Units with several images have random numbers of these.
+        """
+        if self.whole_y is self.like_y:
+            return self.targets(examples)
         if self.labels is None:
-            every = torch.arange(examples, device=self.like_y.device)
-            return self.like_y[every % self.like_y.shape[0]]
-        return random_targets(self.like_y, self.labels, examples)
+            return _repeated(self.whole_y, examples)
+        images = self.whole_y.shape[2]
+        there = torch.arange(images) < random_counts(examples, images).unsqueeze(1)
+        each = self.targets(examples * images)
+        return joined(each.view(examples, images, *each.shape[1:]), there)
+
+    def targets(self, rows: int) -> Tensor:
+        """Targets of so many single images."""
+        if self.labels is None:
+            return _repeated(self.like_y, rows)
+        return random_targets(self.like_y, self.labels, rows)
+
+
+def _repeated(y: Tensor, count: int) -> Tensor:
+    """So many targets, from the first on and again."""
+    return y[torch.arange(count, device=y.device) % y.shape[0]]
 
 
 class _Types(TorchFunctionMode):

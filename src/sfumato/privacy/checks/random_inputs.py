@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.privacy.engines.unit_loss import PADDING
 from sfumato.privacy.numerics.model_state import PROBE_SEED
 
 
@@ -68,8 +67,6 @@ def _like(x: Tensor, like: Tensor) -> Tensor:
 def random_targets(like: Tensor, labels: range, examples: int) -> Tensor:
     """Random targets of the shape and type of real ones: labels, or numbers between 0 and 1.
 
-    Where real ones have padding, as units of several images do, so have these.
-
     Args:
         like: Real targets.
         labels: What whole numbers are drawn from.
@@ -81,10 +78,13 @@ def random_targets(like: Tensor, labels: range, examples: int) -> Tensor:
         y = torch.rand(shape, generator=generator, dtype=torch.float64)
     else:
         y = torch.randint(labels.start, labels.stop, shape, generator=generator)
-        if y.dim() == 2 and bool((like == PADDING).any()):
-            counts = torch.randint(1, shape[1] + 1, (examples, 1), generator=generator)
-            y = torch.where(torch.arange(shape[1]) < counts, y, PADDING)
     return y.to(device=like.device, dtype=like.dtype)
+
+
+def random_counts(units: int, images: int) -> Tensor:
+    """Random numbers of images that are there, from 1 to `images`, one for each unit."""
+    generator = torch.Generator().manual_seed(PROBE_SEED)
+    return torch.randint(1, images + 1, (units,), generator=generator)
 
 
 KINDS = ("other", "zeros", "opposite", "large", "not finite")

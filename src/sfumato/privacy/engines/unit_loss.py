@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from sfumato.privacy.engines.objective import Loss
-
-PADDING = -1
-"""Target, and index of an image, that stands for no image; NaN in targets that are not integers."""
+from sfumato.privacy.engines.unit_targets import parted
 
 
 @dataclass(frozen=True)
 class UnitLoss:
     """A loss whose mean over the rows of a unit is the mean over its images.
+
+    The loss itself sees single images, as it does where units are images: those of padding too,
+    whose results have weight zero.
 
     Attributes:
         loss: From outputs and targets to one loss per row.
@@ -32,19 +33,22 @@ class UnitLoss:
 
         Args:
             outputs: One row for each image and view.
-            targets: `(rows, images, ...)` targets of all images of each row's unit.
+            targets: `(rows, 2, images, ...)` targets of all images of each row's unit, and which of
+                these are no padding (`unit_targets.joined`).
         """
         rows = torch.arange(targets.shape[0], device=targets.device)
-        there = _there(targets)
         own = rows // self.views % self.images
-        mine = targets[rows, own]
-        safe = mine.nan_to_num(0.0) if mine.is_floating_point() else mine.clamp_min(0)
-        losses = self.loss(outputs, safe)
-        share = self.images / there.sum(1).clamp_min(1)
-        return torch.where(there[rows, own], losses * share, torch.zeros_like(losses))
+        every, there = parted(targets)
+        losses = self.loss(outputs, every[rows, own])
+        if losses.shape != own.shape:
+            return losses  # The objective says what is wrong.
+        wide = torch.promote_types(losses.dtype, torch.float32)
+        share = self.images / there.sum(1, dtype=wide).clamp_min(1)
+        return torch.where(there[rows, own], losses * share, 0.0)
 
 
-def _there(targets: Tensor) -> Tensor:
-    """Mask `(rows, images)` of the targets that are not padding."""
-    found = ~targets.isnan() if targets.is_floating_point() else targets != PADDING
-    return found.flatten(2).all(2) if found.dim() > 2 else found
+def of_images(loss: Loss, y: Tensor) -> tuple[Loss, Tensor]:
+    """The loss of single images, and the targets of all images, if these are those of units."""
+    if not isinstance(loss, UnitLoss):
+        return loss, y
+    return loss.loss, parted(y)[0].flatten(0, 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfumato.errors import UserError
 from sfumato.privacy.checks.batches import check_inputs
-from sfumato.privacy.engines.unit_loss import PADDING
+from sfumato.privacy.engines.unit_targets import joined
 from sfumato.privacy.numerics.randomness import Keystream
 from sfumato.privacy.sampling import PhysicalBatch
 
@@ -57,7 +57,7 @@ class Units:
 
     def images(
         self, drawn: Tensor, *, most: int, slots: int, stream: Keystream | None = None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """Images of drawn units, at most `most` of each, evenly and without replacement.
 
         Args:
@@ -67,7 +67,8 @@ class Units:
             stream: Source of the choice, which is that of the first images if None.
 
         Returns:
-            `(len(drawn), slots)` indices of images in increasing order, then `PADDING`.
+            `(len(drawn), slots)` indices of images, and a mask of those that are no padding: the
+            images of a unit in increasing order, then its first again as padding.
         """
         sizes = self.sizes[drawn]
         total = int(sizes.sum())
@@ -87,9 +88,9 @@ class Units:
         unit, images = unit[kept], images[kept]
         counts = sizes.clamp(max=most)
         place = torch.arange(len(unit)) - (counts.cumsum(0) - counts)[unit]
-        found = torch.full((len(drawn), slots), PADDING)
+        found = images[counts.cumsum(0) - counts].unsqueeze(1).repeat(1, slots)
         found[unit, place] = images
-        return found
+        return found, torch.arange(slots) < counts.unsqueeze(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,17 +99,18 @@ class UnitBatch:
 
     Attributes:
         x: `(parts * images * views, ...)` inputs.
-        y: `(parts, images, ...)` targets with padding; `(parts, ...)` if `images` is 1.
+        y: `(parts, images, ...)` targets; `(parts, ...)` if `images` is 1. Those of padding, like
+            its inputs, are those of the first image of the part.
+        there: `(parts, images)` mask of the images that are not padding.
         units: Number of each unit, in the order of the batch.
         unit: Position in `units` of each part's unit.
-        counts: Images in each part.
     """
 
     x: Tensor
     y: Tensor
+    there: Tensor
     units: Tensor
     unit: Tensor
-    counts: Tensor
 
     @classmethod
     def of(
@@ -155,12 +157,24 @@ class UnitBatch:
         end = sizes.cumsum(0)[unit]
         place = start[:, None] + torch.arange(images)
         there = place < end[:, None]
-        # Padding repeats an image of its own unit, so that it is finite if the unit is.
+        # Padding repeats an image of its own unit, which model and loss accept if they accept it.
         taken = rows[torch.where(there, place, start[:, None])].to(x.device)
         own = x.view(-1, views, *x.shape[1:])[taken.flatten()].flatten(0, 1)
         if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
             own = own.contiguous(memory_format=torch.channels_last)
-        return cls(own, padded(y, taken, there), numbers, unit, there.sum(1))
+        targets = y[taken.to(y.device)]
+        return cls(own, targets[:, 0] if images == 1 else targets, there, numbers, unit)
+
+    @property
+    def targets(self) -> Tensor:
+        """The targets as the loss takes them."""
+        images = self.there.shape[1]
+        return unit_targets(self.y, self.there if images > 1 else None, images)
+
+    @property
+    def counts(self) -> Tensor:
+        """Images in each part."""
+        return self.there.sum(1)
 
     def numbered(self, before: int) -> PhysicalBatch:
         """The parts as examples with numbers of their own, which no two of a draw share.
@@ -179,39 +193,44 @@ _MOST_IMAGES = 1 << 20
 """More images than a unit has in a draw."""
 
 
-def padded(y: Tensor, taken: Tensor, there: Tensor) -> Tensor:
-    """Targets of the images of each unit, with padding where there is none.
+def unit_targets(y: Tensor, there: Tensor | None, images: int) -> Tensor:
+    """Targets as the loss of such units takes them: beside a mask, where units have several images.
 
     Args:
-        y: `(n, ...)` targets of images.
-        taken: `(units, images)` positions in `y`.
-        there: Mask of the positions that are not padding.
-
-    Returns:
-        `(units, images, ...)` targets; `(units, ...)` for units of one image each.
-    """
-    own = y[taken.to(y.device)]
-    if taken.shape[1] == 1:
-        return own[:, 0]
-    mask = there.to(y.device).view(*there.shape, *(1 for _ in y.shape[1:]))
-    return torch.where(mask, own, float("nan") if y.is_floating_point() else PADDING)
-
-
-def check_targets(y: Tensor, images: int) -> None:
-    """Refuse targets of single images where units of several are expected.
+        y: `(units, images, ...)` targets; `(units, ...)` if `images` is 1.
+        there: `(units, images)` mask of the images that are not padding; all if None.
+        images: Images of a unit, padding included.
 
     Raises:
-        UserError: They are no tensor, or not `(units, images)`.
+        UserError: Targets are no tensor, or not `(units, images)`; or the mask is not.
     """
     if not isinstance(y, Tensor):
         raise UserError(f"Targets must be a tensor, not a {type(y).__name__}.")
     if not y.dim():
         raise UserError("Targets must be one for each example, not a single number.")
-    if images > 1 and (y.dim() < 2 or y.shape[1] != images):
+    if images == 1:
+        if there is not None:
+            raise UserError(
+                "Of units with one image each none is padding: leave out `there`, or create the "
+                "mechanism with more than images=1."
+            )
+        return y
+    if y.dim() < 2 or y.shape[1] != images:
         raise UserError(
             f"Batches of units have targets of shape (units, {images}), not {tuple(y.shape)}: give "
             "the `units` of single images, or create the mechanism with images=1."
         )
+    if not y.shape[2:].numel():
+        raise UserError("Each image of a unit needs a target of one number or more.")
+    if there is None:
+        there = torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
+    if not isinstance(there, Tensor) or there.shape != y.shape[:2]:
+        given = tuple(there.shape) if isinstance(there, Tensor) else type(there).__name__
+        raise UserError(
+            f"`there` is a tensor of shape {tuple(y.shape[:2])}, not {given}: it says of each "
+            "image of each unit whether it is one, and no padding."
+        )
+    return joined(y, there)
 
 
 def _check(x: Tensor, y: Tensor, units: Tensor, weights: Tensor | None, views: int) -> None:
