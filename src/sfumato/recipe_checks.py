@@ -31,10 +31,11 @@ def check_together(recipe: Recipe) -> None:
     _check_phases(recipe)
     start = recipe.start
     about_source = start.public or start.reset is not None or start.same_data is not None
+    about_source |= bool(start.beside)
     if about_source and not start.source:
         raise UserError(
-            "start.reset, start.public and start.same_data are about the weights that a run starts "
-            "from: name them in start.source."
+            "start.beside, start.reset, start.public and start.same_data are about the weights "
+            "that a run starts from: name them in start.source."
         )
 
 

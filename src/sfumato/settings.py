@@ -109,6 +109,9 @@ class Start:
         "",
         "a run folder, weights file or packaged start to begin with; from scratch if empty",
     )
+    beside: str = _setting(
+        "", "a second source, for the network that a model's option `beside` adds"
+    )
     how: str = _setting(
         "transfer",
         "take the weights over, or draw new ones with each layer's mean and variance",

@@ -372,6 +372,34 @@ def test_a_head_reads_blocks(group: str, size: tuple[int, int], reads: tuple[str
     assert ("res2" in dict(part.named_children())) == ("res2" in reads)
 
 
+@pytest.mark.parametrize("reads", [("conv3",), ("conv3", "res2"), ("conv3", "wavelets")])
+def test_a_head_reads_a_second_network_beside_the_first(reads: tuple[str, ...]) -> None:
+    options = {"layout": (8, 8, 8), "reads": reads, "grid": 3, "classes": 3, "mirror": True}
+    both = create("eq-resnet9-d4", beside=True, **options).eval()
+    alone = [create("eq-resnet9-d4", **options).eval() for _ in range(2)]
+    theirs = both.state_dict()
+    for model, prefix in zip(alone, ("", "beside."), strict=True):
+        own = {k: theirs.get(prefix + k, v) for k, v in model.state_dict().items()}
+        model.load_state_dict(own | {k: v for k, v in model.state_dict().items() if "head" in k})
+    seen: list[Tensor] = []
+    x = torch.randn(4, 3, 32, 32)
+    for model in (*alone, both):
+        model.head.register_forward_pre_hook(lambda head, given: seen.append(given[0]))
+        with torch.no_grad():
+            model(x)
+    first, second, found = seen
+    with torch.no_grad():
+        blocks = sum(features.shape[1] for features in alone[0].read(x))
+    assert torch.equal(found[:, :blocks], first[:, :blocks])
+    assert torch.equal(found[:, blocks : 2 * blocks], second[:, :blocks])
+    assert torch.equal(found[:, 2 * blocks :], first[:, blocks:]), "wavelets are read once"
+    assert not torch.equal(first[:, :blocks], second[:, :blocks])
+    with pytest.raises(UserError, match="name some in 'reads'"):
+        create("eq-resnet9-d4", beside=True, **options | {"reads": ("wavelets",)})
+    with pytest.raises(UserError, match="'beside' acts on what 'reads' names"):
+        create("eq-resnet9-d4", beside=True)
+
+
 @pytest.mark.parametrize("group", ["d4", "d8"])
 @pytest.mark.parametrize("reads", [("res1",), ("conv3",), ("conv3", "res2"), ("wavelets",)])
 def test_a_head_sees_the_mean_of_an_image_and_its_mirror_image(

@@ -1,10 +1,10 @@
-"""A linear layer that reads blocks in the middle of a network, and wavelets beside them."""
+"""A linear layer that reads blocks in the middle of one or two networks, and wavelets."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,14 @@ from sfumato.nn.equivariant import MirrorMean
 from sfumato.nn.groups import Regular, Representation
 
 Read = Literal["conv1", "conv2", "res1", "conv3", "conv4", "res2", "wavelets"]
+Network: TypeAlias = tuple[
+    OrderedDict[str, nn.Module], Iterator[tuple[str, nn.Module, Representation, int]]
+]
+"""Layers that come first, and the blocks after them: name, block, field and number of fields."""
 
 
 def reading(
-    parts: OrderedDict[str, nn.Module],
-    blocks: Iterator[tuple[str, nn.Module, Representation, int]],
+    networks: Sequence[Network],
     reads: tuple[Read, ...],
     sides: Mapping[str, tuple[int, int]],
     *,
@@ -29,10 +32,38 @@ def reading(
     whiten: float,
     mirror: bool,
 ) -> nn.Module:
-    """The network whose head reads these blocks, and no others behind the last of them."""
-    left = set(reads) - {"wavelets"}
+    """The first network, with a second beside it if there is one; the head reads their blocks."""
     if not reads or len(set(reads)) < len(reads):
         raise UserError("The option 'reads' names what the last layer reads, each part once.")
+    if len(networks) > 1 and set(reads) == {"wavelets"}:
+        raise UserError(
+            "The option 'beside' adds blocks of a second network: name some in 'reads'."
+        )
+    blocks = [
+        _read_blocks(network, reads, sides, grid=grid, whiten=whiten, mirror=mirror)
+        for network in networks
+    ]
+    seen = sum(features for _, features in blocks)
+    wavelets: nn.Module | None = None
+    if "wavelets" in reads:
+        filters, coefficients = wavelet_features(size, channels=1, whiten=whiten)
+        wavelets, seen = nn.Sequential(filters), seen + coefficients
+    own, *beside = (read for read, _ in blocks)
+    return Reading(own, beside, wavelets, nn.Linear(seen, classes), mirror=mirror)
+
+
+def _read_blocks(
+    network: Network,
+    reads: tuple[Read, ...],
+    sides: Mapping[str, tuple[int, int]],
+    *,
+    grid: int,
+    whiten: float,
+    mirror: bool,
+) -> tuple[ReadBlocks, int]:
+    """The blocks of a network up to the last that is read, and the number of their features."""
+    parts, blocks = network
+    left = set(reads) - {"wavelets"}
     readers: dict[str, nn.Module] = {}
     seen = 0
     while left:
@@ -51,11 +82,7 @@ def reading(
         reader.update(whitened(channels, whiten))
         readers[name] = nn.Sequential(reader)
         seen += channels * height * width
-    wavelets: nn.Module | None = None
-    if "wavelets" in reads:
-        filters, coefficients = wavelet_features(size, channels=1, whiten=whiten)
-        wavelets, seen = nn.Sequential(filters), seen + coefficients
-    return Reading(parts, readers, wavelets, nn.Linear(seen, classes), mirror=mirror)
+    return ReadBlocks(parts, readers), seen
 
 
 def _mirror_mean(field: Representation, fields: int) -> nn.Module:
@@ -67,37 +94,58 @@ def _mirror_mean(field: Representation, fields: int) -> nn.Module:
     return MirrorMean(field, fields)
 
 
-class Reading(nn.Module):
-    """Blocks in a row, some of which a linear layer reads, with or without wavelets beside them.
+class ReadBlocks(nn.Module):
+    """Blocks in a row, some of which are read; they keep the names of the whole network's."""
 
-    The blocks keep the names that they have in the whole network, so that its weights fit.
+    def __init__(self, blocks: Mapping[str, nn.Module], readers: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, block in blocks.items():
+            self.add_module(name, block)
+        self._in_a_row = tuple(blocks)
+        self.readers = nn.ModuleDict(readers)
+
+    @property
+    def blocks(self) -> dict[str, nn.Module]:
+        """The blocks by name, in their order."""
+        return {name: self.get_submodule(name) for name in self._in_a_row}
+
+    def read(self, x: Tensor) -> list[Tensor]:
+        """The features of each block that is read."""
+        found = []
+        for name, block in self.blocks.items():
+            x = block(x)
+            if name in self.readers:
+                found.append(self.readers[name](x).flatten(1))
+        return found
+
+
+class Reading(ReadBlocks):
+    """Blocks that a linear layer reads, with or without another network and wavelets beside them.
+
+    The blocks keep the names that they have in the whole network, so that its weights fit. Those of
+    the other network begin with `beside`.
     """
 
     def __init__(
         self,
-        blocks: OrderedDict[str, nn.Module],
-        readers: dict[str, nn.Module],
+        own: ReadBlocks,
+        beside: Sequence[ReadBlocks],
         wavelets: nn.Module | None,
         head: nn.Linear,
         *,
         mirror: bool,
     ) -> None:
-        super().__init__()
+        super().__init__(own.blocks, dict(own.readers.items()))
         self._mirror = mirror
-        for name, block in blocks.items():
-            self.add_module(name, block)
-        self._in_a_row = tuple(blocks)
-        self.readers = nn.ModuleDict(readers)
+        self.beside = beside[0] if beside else None
         self.wavelets = wavelets
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images."""
-        seen, found = x, []
-        for name in self._in_a_row:
-            seen = self.get_submodule(name)(seen)
-            if name in self.readers:
-                found.append(self.readers[name](seen).flatten(1))
+        found = self.read(x)
+        if self.beside is not None:
+            found += self.beside.read(x)
         if self.wavelets is not None:
             grey = x.mean(1, keepdim=True)
             waves = self.wavelets(grey)

@@ -210,6 +210,7 @@ def eq_resnet9(
     grid: int = 2,
     whiten: float = 0.0,
     mirror: bool = False,
+    beside: bool = False,
 ) -> nn.Module:
     """ResNet-9 whose convolutions are equivariant under rotations (C_N, SO(2)) and mirrors (D_N).
 
@@ -231,7 +232,8 @@ def eq_resnet9(
     it sees all channels of their outputs, normalised over the image, which are more and less
     abstract. `wavelets` are the scattering coefficients of the grey image, as scatternet has them.
     `whiten` is the power of whitening these channels, from 0 for none to 1, by statistics of drawn
-    images. With `mirror` it sees the mean of an image's channels and of its mirror image's.
+    images. With `mirror` it sees the mean of an image's channels and of its mirror image's. With
+    `beside` it sees those of a second network too, whose initial weights `start.beside` names.
     """
     field = parse_group(group)
     kit = _kit(
@@ -246,18 +248,22 @@ def eq_resnet9(
         scale=scale,
     )
 
-    parts = _start(field, size)
-    blocks = _blocks(kit, channels, field_counts(field, layout), scaled=scaled)
+    counts = field_counts(field, layout)
     if reads is not None:
         sides = {name: _sides(size, halvings, kit.blur) for name, halvings in _HALVED.items()}
+        networks = [
+            (_start(field, size), _blocks(kit, channels, counts, scaled=scaled))
+            for _ in range(1 + beside)
+        ]
         return reading(
-            parts, blocks, reads, sides, classes=classes, size=size, grid=grid, whiten=whiten,
+            networks, reads, sides, classes=classes, size=size, grid=grid, whiten=whiten,
             mirror=mirror,
         )  # fmt: skip
-    if whiten or mirror:
-        option = "whiten" if whiten else "mirror"
+    if whiten or mirror or beside:
+        option = "whiten" if whiten else "mirror" if mirror else "beside"
         raise UserError(f"The option '{option}' acts on what 'reads' names: give that option too.")
-    for name, block, kind, fields in blocks:
+    parts = _start(field, size)
+    for name, block, kind, fields in _blocks(kit, channels, counts, scaled=scaled):
         parts[name], features = block, fields * kind.dimension
     parts["pool"] = nn.AdaptiveAvgPool2d(grid)
     parts["flatten"] = nn.Flatten()

@@ -125,8 +125,9 @@ class Row:
         if start := self.start_of(setting):
             kept |= {"needs": start.fingerprint("published"), **self.start_changes()}
             kept |= {"one_start": True} if self.one_start else {}
-        if weights := starts.find(recipe.start.source, recipe.model.name):
-            kept["start.source"] = starts.digest(weights)
+        for key in ("source", "beside"):
+            if weights := starts.find(getattr(recipe.start, key), recipe.model.name):
+                kept[f"start.{key}"] = starts.digest(weights)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 

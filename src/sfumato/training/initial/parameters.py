@@ -160,7 +160,7 @@ def matching(
         d = donor.description
         reason = _listed(wrong) if wrong else "start.reset leaves nothing of it"
         raise UserError(
-            f"start.source = '{donor.source}' ('{d.model}' for "
+            f"The start {donor.named} ('{d.model}' for "
             f"{d.channels}x{d.size[0]}x{d.size[1]} images) does not match this run's model: "
             f"{len(taken)} of {len(mine)} parameters match in name and shape, but {reason}. Use "
             "the same model and options, or name in start.reset what to draw anew."
@@ -179,7 +179,7 @@ def describe(model: nn.Module, donor: Donor, settings: Start, *, classes: int) -
     every = len(taken) + len(fresh)
     zeros = _zeros(model, settings)
     taken, fresh = ([n for n in names if n not in zeros] for names in (taken, fresh))
-    what = f"'{donor.source}' ({donor.description.model})"
+    what = f"{donor.named} ({donor.description.model})"
     but = f"; drawn anew: {_listed(fresh)}" if fresh else ""
     but += f"; begun at zero: {_listed(zeros)}" if zeros else ""
     if fitted := fitted_names(model):

@@ -31,8 +31,11 @@ from sfumato.privacy.accounting.exposure import Exposure, steps_from_list, steps
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe
 from sfumato.text import GIVEN
-from sfumato.training.classifier import Description, load
+from sfumato.training.classifier import Classifier, Description, load
 from sfumato.training.run_folder import WEIGHTS
+
+BESIDE = "beside"
+"""The name of a model's second network."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Origin:
     """The record of a run's start in the first line of its ledger.
 
     Attributes:
-        weights: SHA-256 of the weights file; empty for a run from scratch.
+        weights: SHA-256 of the weights file, or of two joined by +; empty for a run from scratch.
         words: A sentence about its use.
         exposures: Data sets that it depends on, apart from the steps in `before`.
         before: Steps that it took on this run's images, to be composed with the run's own.
@@ -133,13 +136,13 @@ class Donor:
     """A model to start from.
 
     Attributes:
-        source: Its file or folder.
+        named: Its file or folder, and that of the second network, in quotation marks.
         description: The description in its weights file.
-        parameters: Its parameters, by name.
+        parameters: Its parameters, by name; those of the second network begin with `beside`.
         origin: The record for the run's ledger.
     """
 
-    source: str
+    named: str
     description: Description
     parameters: dict[str, Tensor]
     origin: Origin
@@ -161,22 +164,24 @@ def open_donor(
     settings = recipe.start
     if not settings.source:
         return None
-    path = starts.find(settings.source, recipe.model.name) or Path(settings.source).expanduser()
-    try:
-        classifier = load(path, trust_code=trust_code)
-    except CodeError:
-        raise
-    except UserError as error:
-        hint = "" if path.exists() else nearest(settings.source, starts.packaged())
-        raise UserError(f"start.source = '{settings.source}': {error}{hint}") from None
-    digest = starts.digest(path / WEIGHTS if path.is_dir() else path)
+    opened = [
+        _opened(setting, source, recipe, trust_code)
+        for setting, source in (("source", settings.source), ("beside", settings.beside))
+        if source
+    ]
+    digest = "+".join(own for _, own in opened)
+    named = " and ".join(f"'{s}'" for s in (settings.source, settings.beside) if s)
     if unchanged is not None and unchanged.weights != digest:
         raise UserError(
-            f"The weights in {path} are not those that the run started from, and no checkpoint was "
-            "written yet. Start a new run."
+            f"The weights in {named} are not those that the run started from, and no checkpoint "
+            "was written yet. Start a new run."
         )
-    description = classifier.description
+    description, parameters = opened[0][0].description, _parameters(opened[0][0])
     stated = _exposures(description, settings.source)
+    for other, _ in opened[1:]:
+        _check_alike(description, other.description, named)
+        stated += _exposures(other.description, settings.beside)
+        parameters |= {f"{BESIDE}.{n}": p for n, p in _parameters(other).items()}
     exposures, before = _judged(stated, recipe)
     transfer = settings.how == "transfer"
     counted = [e for e in stated if e.noisy] if before else []
@@ -191,8 +196,35 @@ def open_donor(
         also=tuple(name for name in names if not _same_set(name, recipe.data.name)),
         looked=tuple(dict.fromkeys(words for e in counted for words in e.looked)),
     )
-    parameters = {n: p.detach() for n, p in classifier.network.named_parameters()}
-    return Donor(settings.source, description, parameters, origin)
+    return Donor(named, description, parameters, origin)
+
+
+def _opened(
+    setting: str, source: str, recipe: Recipe, trust_code: Iterable[Code]
+) -> tuple[Classifier, str]:
+    """A model to start from, and the SHA-256 of its weights file."""
+    path = starts.find(source, recipe.model.name) or Path(source).expanduser()
+    try:
+        classifier = load(path, trust_code=trust_code)
+    except CodeError:
+        raise
+    except UserError as error:
+        hint = "" if path.exists() else nearest(source, starts.packaged())
+        raise UserError(f"start.{setting} = '{source}': {error}{hint}") from None
+    return classifier, starts.digest(path / WEIGHTS if path.is_dir() else path)
+
+
+def _parameters(classifier: Classifier) -> dict[str, Tensor]:
+    return {n: p.detach() for n, p in classifier.network.named_parameters()}
+
+
+def _check_alike(one: Description, other: Description, named: str) -> None:
+    """Refuse two networks that were trained on images of other channels or normalisation."""
+    if (one.channels, one.mean, one.std) != (other.channels, other.mean, other.std):
+        raise UserError(
+            f"The weights in {named} were trained on images with other channels or normalisation, "
+            "so one image cannot be shown to both: leave out start.beside."
+        )
 
 
 def _exposures(description: Description, source: str) -> tuple[Exposure, ...]:
@@ -232,7 +264,7 @@ def _judged(
     they protect the run's own unit: those about one image do not bound what a patient with several
     adds, and those about a patient do not bound what one image less changes.
     """
-    s = recipe.start
+    s, where = recipe.start, _named(recipe)
     if s.public:
         exposures = [replace(e, public=True) if e.bare else e for e in exposures]
     if not recipe.privacy.enabled:
@@ -243,13 +275,12 @@ def _judged(
             continue
         if e.drawn and s.same_data and not noisy:
             raise UserError(
-                f"start.source = '{s.source}' has seen drawn images alone, never this run's: leave "
-                "start.same_data out."
+                f"{where} has seen drawn images alone, never this run's: leave start.same_data out."
             )
         claimed = s.same_data and (e.bare or not noisy)
         if claimed or _same_set(e.data, recipe.data.name):
             raise UserError(
-                f"start.source = '{s.source}' was trained without privacy on '{e.data}', and this "
+                f"{where} was trained without privacy on '{e.data}', and this "
                 f"run is to be private on {'the same images' if claimed else 'it too'}: no noise "
                 "added later takes back what the weights already hold. Train the start with "
                 "privacy, and count it with start.same_data = true."
@@ -257,7 +288,7 @@ def _judged(
             )
         if e.bare:
             raise UserError(
-                f"start.source = '{s.source}' was trained on '{e.data}' without privacy. If those "
+                f"{where} was trained on '{e.data}' without privacy. If those "
                 "images are public, declare it with start.public = true; if they are this run's, "
                 "train the start with privacy and count it with start.same_data = true."
             )
@@ -266,33 +297,39 @@ def _judged(
     names = ", ".join(dict.fromkeys(f"'{name}'" for e in noisy for name in e.names))
     if s.same_data is None:
         raise UserError(
-            f"start.source = '{s.source}' spent privacy on {names}. Say whether those are this "
+            f"{where} spent privacy on {names}. Say whether those are this "
             "run's images: start.same_data = true counts what it spent within this run's epsilon; "
             "start.same_data = false means that no image is in both."
         )
     if not s.same_data:
         if any(_same_set(name, recipe.data.name) for e in noisy for name in e.names):
             raise UserError(
-                f"start.same_data = false, but '{s.source}' was trained on {names} and this run "
+                f"start.same_data = false, but {where} was trained on {names} and this run "
                 f"trains on '{recipe.data.name}'. Count what it spent with start.same_data = true."
                 + _or_renamed(recipe)
             )
         return tuple(exposures), ()
     if any(e.selected for e in noisy):
         raise UserError(
-            f"start.source = '{s.source}' is the best of several runs on this run's images "
+            f"{where} is the best of several runs on this run's images "
             "(`sfumato tune --private`), and its steps do not count what the choice cost. Start "
             "from a run that was not chosen so."
         )
     if others := [e.unit for e in noisy if e.unit != recipe.data.unit]:
         raise UserError(
-            f"start.source = '{s.source}' took steps on this run's images that protect one "
+            f"{where} took steps on this run's images that protect one "
             f"{others[0]}, and this run is to protect one {recipe.data.unit}: they cannot be "
             f"counted together. Train this run with data.unit = {others[0]}, or the start again "
             f"with data.unit = {recipe.data.unit}."
         )
     before = merge([step for e in noisy for step in e.steps])
     return tuple(e for e in exposures if not e.noisy), before
+
+
+def _named(recipe: Recipe) -> str:
+    """The settings that name what a recipe starts from."""
+    sources = (("source", recipe.start.source), ("beside", recipe.start.beside))
+    return " with ".join(f"start.{key} = '{name}'" for key, name in sources if name)
 
 
 def _same_set(a: str, b: str) -> bool:
