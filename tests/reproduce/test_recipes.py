@@ -38,7 +38,7 @@ COUNTS = {
 """Published parameters for 3x32x32 (papernot-1: 1x28x28) images of 10 classes."""
 
 MILLIONS = {"resnet18": 11.2, "resnet34": 21.3, "densenet121": 7.0, "efficientnet-b0": 4.0}
-WITHOUT_COUNT = {"filters", "layout", "links", "norm", "width", "depth"}
+WITHOUT_COUNT = {"reads", "filters", "layout", "links", "norm", "width", "depth"}
 """Model options that change the number of parameters."""
 
 PAPERS = {name: recipes.find(name) for name in recipes.packaged() if "/" in name}

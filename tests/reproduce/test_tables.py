@@ -281,6 +281,7 @@ def test_what_starts_from_drawn_images_is_a_line_of_its_own() -> None:
         "leaves-cifar10-eps8", "leaves-wrn-16-4-cifar10-eps8",
         *(f"mixture-cifar10-eps{eps}" for eps in (1, 2, 3, 8)),
         "fixed-layers-mnist-eps2.93", "fixed-layers-fashion-eps2.7",
+        "fixed-layers-cifar10-eps1", "two-networks-cifar10-eps1",
     ]  # fmt: skip
     grey = entry(every_row()["sfumato/fixed-layers-mnist-eps2.93"], 0.9, setting="best")
     assert not cifar10_front._points([grey], series["after drawn images"]), "of CIFAR-10 alone"

@@ -7,6 +7,7 @@ from typing import Any
 from sfumato.reproduce.papers.common import row
 from sfumato.reproduce.row import Paper, Row
 
+_SYNTHETIC = "with synthetic images, Tang et al. (2023) have 72.3"
 _PAPERNOT = "the tanh network of Papernot et al. (2019)"
 
 _WIDE = {
@@ -52,7 +53,7 @@ def paper() -> Paper:
         for eps, (value, who) in targets.items():
             note = f"to beat: {who}"
             if kind and eps == 1:
-                note += "; with synthetic images, Tang et al. (2023) have 72.3"
+                note += f"; {_SYNTHETIC}"
             where = f"CIFAR-10 {source}"
             theirs = f"equivariant/eq-resnet9-d4-cifar10-eps{eps}"
             more: dict[str, Any] = {"best": {}, "answers": (theirs,)}
@@ -73,6 +74,14 @@ def paper() -> Paper:
             note = f"to beat: {_PAPERNOT}; with wavelets, Tramèr and Boneh (2021) have {others}"
             more = {"best": {}, "answers": (answers,)}
             rows.append(row("sfumato", where, f"{kind}-{data}", value, note, **more))
+    for name in ("fixed-layers-cifar10-eps1", "two-networks-cifar10-eps1"):
+        rows.append(
+            row(
+                "sfumato", "CIFAR-10 on fixed layers", name, targets[1][0],
+                f"to beat: {targets[1][1]}; {_SYNTHETIC}", best={},
+                answers=("equivariant/eq-resnet9-d4-cifar10-eps1",),
+            )
+        )  # fmt: skip
     return Paper(
         key="sfumato",
         title="Our own recipes",
