@@ -50,7 +50,9 @@ def _collect(
     # Operators within a checkpoint run again in the backward pass, and ask for leaves again.
     direct = dict(leaves.of_parameter)
     later = [(key, use) for key, uses in leaves.deferred.items() for use in uses]
-    derived = list(leaves.of_derived)
+    derived = list(leaves.of_derived.values())
+    if any(weight._version != version for (_, version), (weight, _) in leaves.of_derived.items()):
+        raise NotPerOperator("a weight is changed in place after its use")
     if not total.requires_grad:
         return [None] * len(theta)
     groups = (
@@ -77,19 +79,31 @@ def _collect(
     for key, grad in zip(direct, ours, strict=True):
         if grad is not None:
             found[key] = grad
-    for (weight, _), grad in zip(derived, of_derived, strict=True):
-        if grad is None:
-            continue
-        mapped = torch.autograd.grad(
-            weight, theta, grad, is_grads_batched=True, allow_unused=True, retain_graph=True
-        )
-        for parameter, part in zip(theta, mapped, strict=True):
-            if part is not None:
-                key = id(parameter)
-                found[key] = found[key] + part if key in found else part
+    for key, grad in _pulled_back(derived, of_derived, theta):
+        found[key] = found[key] + grad if key in found else grad
     for key in found.keys() & kept.keys():
         found[key] = found[key] + kept[key].tensor()
     return [found.get(id(p), kept.get(id(p))) for p in theta]
+
+
+def _pulled_back(
+    derived: Sequence[tuple[Tensor, Tensor]],
+    gradients: Sequence[Tensor | None],
+    theta: Sequence[Tensor],
+) -> Iterator[tuple[int, Tensor]]:
+    """Gradients of weights that are computed from parameters as gradients of these parameters.
+
+    All weights are pulled back at once: what several of them are computed from is differentiated
+    once for each example.
+    """
+    found = [(w, g) for (w, _), g in zip(derived, gradients, strict=True) if g is not None]
+    if not found:
+        return
+    weights, own = zip(*found, strict=True)
+    mapped = torch.autograd.grad(weights, theta, own, is_grads_batched=True, allow_unused=True)
+    for parameter, grad in zip(theta, mapped, strict=True):
+        if grad is not None:
+            yield id(parameter), grad
 
 
 def _split(

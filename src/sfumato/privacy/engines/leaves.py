@@ -23,7 +23,8 @@ class Leaves:
 
     Attributes:
         of_parameter: Leaves by the identity of their parameters.
-        of_derived: Tensors that are computed from parameters, each with its leaf.
+        of_derived: Tensors that are computed from parameters, each with its leaf, by identity and
+            version: what is changed in place is another tensor.
         draws: The random numbers of this pass; None for those of PyTorch's own generators.
         deferred: By the identity of a parameter, for each use an operator's input, the leaf that
             receives the gradients of its output, and the geometry.
@@ -40,17 +41,18 @@ class Leaves:
         self.rows = examples * views
         self._parameters = parameters
         self.of_parameter: dict[int, Tensor] = {}
-        self.of_derived: list[tuple[Tensor, Tensor]] = []
+        self.of_derived: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.deferred: dict[int, list[tuple[Tensor, Tensor, Geometry]]] = {}
 
     def of(self, tensor: Tensor | None) -> Tensor | None:
-        """The leaf of a parameter, the same each time, or a new one of a derived tensor."""
+        """The leaf of a parameter or of a tensor computed from some, the same each time."""
         if tensor is None or not tensor.requires_grad:
             return None
         if id(tensor) not in self._parameters:
-            leaf = self._new(tensor)
-            self.of_derived.append((tensor, leaf))
-            return leaf
+            key = id(tensor), tensor._version
+            if key not in self.of_derived:
+                self.of_derived[key] = tensor, self._new(tensor)
+            return self.of_derived[key][1]
         if id(tensor) not in self.of_parameter:
             self.of_parameter[id(tensor)] = self._new(tensor)
         return self.of_parameter[id(tensor)]
