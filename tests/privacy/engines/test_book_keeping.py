@@ -15,9 +15,9 @@ from sfumato.privacy import Flat
 from sfumato.privacy.engines import book_keeping
 from sfumato.privacy.engines.book_keeping import (
     DeferredFilters,
-    DeferredMatrix,
+    DeferredProduct,
     conv_pays,
-    matrix_pays,
+    product_pays,
 )
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.operators import Operators
@@ -34,7 +34,13 @@ def network(*, stride: int = 1, bias: bool = True, kernel: int = 3) -> nn.Module
 
 def deferred(engine: PerExample, x: Tensor, y: Tensor) -> int:
     parts = Operators(engine.objective).gradients(x, y).parts
-    return sum(isinstance(part, DeferredFilters | DeferredMatrix) for part in parts)
+    return sum(isinstance(part, DeferredFilters | DeferredProduct) for part in parts)
+
+
+def matrix(x: Tensor, d: Tensor, views: int) -> DeferredProduct:
+    """The gradients of a linear layer, from vectors and the gradients of its outputs."""
+    shape = d.shape[1], x.shape[1]
+    return DeferredProduct(x.unsqueeze(1), d.unsqueeze(1), views, shape)
 
 
 def compare(model: nn.Module, x: Tensor, y: Tensor, views: int) -> None:
@@ -95,13 +101,13 @@ def test_a_deferred_matrix_with_nan_or_cancelling_views_has_right_norms() -> Non
     x, d = torch.randn(6, 40), torch.randn(6, 120)
     d[1], x[1] = -d[0], x[0]
     x[2] = float("nan")
-    part = DeferredMatrix(x, d, 2)
+    part = matrix(x, d, 2)
     first, second, third = part.squared_norms().tolist()
     assert 0 <= first < 1e-8 and math.isnan(second)
     assert third == pytest.approx(float(part.tensor()[2].double().square().sum()), rel=1e-6)
     weights = torch.tensor([1.0, 0.0, 0.5])
     torch.testing.assert_close(part.weighted_sum(weights).float(), part.tensor()[2] / 2)
-    empty = DeferredMatrix(x[:0], d[:0], 2)
+    empty = matrix(x[:0], d[:0], 2)
     assert empty.squared_norms().shape == (0,)
     assert not empty.weighted_sum(weights[:0]).any()
 
@@ -139,7 +145,7 @@ def test_views_that_cancel_stay_within_c(cancel: float) -> None:
     for _ in range(20):
         x, d = torch.randn(2, 300), torch.randn(2, 20)
         x[1], d[1] = x[0] + cancel * torch.randn(300), -d[0] + cancel * torch.randn(20)
-        part = DeferredMatrix(x, d, 2)
+        part = matrix(x, d, 2)
         weights = 1e-3 / part.squared_norms().sqrt()
         assert float(part.weighted_sum(weights).double().norm()) <= 1e-3 * (1 + 1e-6)
 
@@ -147,7 +153,7 @@ def test_views_that_cancel_stay_within_c(cancel: float) -> None:
 def test_an_example_that_overflows_adds_nothing_to_a_deferred_sum() -> None:
     x, d = torch.full((2, 64), 1e-41), torch.full((2, 64), 3e38)
     x[1], d[1] = 1.0, 1.0
-    part = DeferredMatrix(x, d, 1)
+    part = matrix(x, d, 1)
     total = part.weighted_sum(torch.tensor([10.0, 1.0]))
     assert torch.equal(total, torch.ones(64, 64).double())
 
@@ -219,14 +225,14 @@ def test_a_matrix_that_is_used_several_times_is_deferred(views: int) -> None:
         x[1::views] = -x[::views]
     compare(model, x, y, views)
     part = Operators(PerExample(model, views=views).objective).gradients(x, y).parts[2]
-    assert isinstance(part, DeferredMatrix) and part.views == 5 * views
+    assert isinstance(part, DeferredProduct) and part.views == 5 * views
 
 
 def test_norms_of_many_uses_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where products of all pairs of positions are more work than the gradients themselves."""
     torch.manual_seed(0)
     x, d = torch.randn(6 * 150, 70), torch.randn(6 * 150, 80)
-    part = DeferredMatrix(x, d, 150)
+    part = matrix(x, d, 150)
     exact = part.tensor().double().flatten(1).square().sum(1)
     shapes: list[torch.Size] = []
     own = torch.bmm
@@ -235,9 +241,8 @@ def test_norms_of_many_uses_need_little_memory(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(part.squared_norms(), exact, rtol=1e-3, atol=0)
     assert shapes and all(shape == (1, 80, 70) for shape in shapes)
     assert bool((part.squared_norms() >= exact).all())
-    matrix = torch.zeros(64, 64)
-    assert matrix_pays(matrix, 32, 32)
-    assert not matrix_pays(matrix, 400 * 8, 400), "vectors of many uses fill the memory"
+    assert product_pays((1, 64, 64), 32, 32)
+    assert not product_pays((1, 64, 64), 400 * 8, 400), "vectors of many uses fill the memory"
 
 
 def test_a_matrix_that_is_used_transposed_too_is_materialised() -> None:
@@ -252,8 +257,8 @@ def test_a_matrix_that_is_used_transposed_too_is_materialised() -> None:
 
 
 def test_a_wrong_sum_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = DeferredMatrix.weighted_sum
-    monkeypatch.setattr(DeferredMatrix, "weighted_sum", lambda *a: 2 * honest(*a))
+    honest = DeferredProduct.weighted_sum
+    monkeypatch.setattr(DeferredProduct, "weighted_sum", lambda *a: 2 * honest(*a))
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 5))
     engine, x = PerExample(model), torch.randn(3, 3, 4, 4)
     engine(x, torch.randint(0, 5, (3,)))
@@ -310,9 +315,9 @@ def test_gradients_are_materialised_where_deferring_does_not_pay() -> None:
     assert conv_pays(plain.weight, 16)
     assert not conv_pays(plain.weight, 32 * 32)
     assert not conv_pays(plain.weight, 16 * 16)
-    matrices = {n: torch.zeros(10, n) for n in (64, 4000)} | {512: torch.zeros(32, 512)}
-    assert matrix_pays(matrices[4000], 1) and matrix_pays(matrices[512], 4)
-    assert not matrix_pays(matrices[64], 1) and not matrix_pays(matrices[4000], 16)
+    matrices = {n: (1, 10, n) for n in (64, 4000)} | {512: (1, 32, 512)}
+    assert product_pays(matrices[4000], 1) and product_pays(matrices[512], 4)
+    assert not product_pays(matrices[64], 1) and not product_pays(matrices[4000], 16)
     words = nn.Sequential(nn.Linear(64, 80), nn.Flatten(), nn.Linear(720, 5))
     assert deferred(PerExample(words, check=False), torch.randn(2, 9, 64), y) == 0, "nine vectors"
     frozen = nn.Sequential(nn.Flatten(), nn.Linear(48, 96), nn.Linear(96, 5))

@@ -21,7 +21,7 @@ from sfumato.privacy import (
     physical_batches,
 )
 from sfumato.privacy.clipping import ClippingRule
-from sfumato.privacy.engines.book_keeping import DeferredFilters, DeferredMatrix
+from sfumato.privacy.engines.book_keeping import DeferredFilters, DeferredProduct
 from sfumato.privacy.engines.stored_gradients import Matrix
 from sfumato.privacy.numerics.rescaling import LARGEST, rescaled
 
@@ -147,7 +147,7 @@ def test_deferred_sums_do_not_change_how_the_others_are_rounded() -> None:
     step = 2.0 ** (math.log2(many) - 1 - 23)
     sizes = torch.cat([torch.ones(many), torch.full((many,), step * (1 + 2**-8))])
     for part in (
-        lambda own: DeferredMatrix(torch.ones(len(own), 8), own.unsqueeze(1).expand(-1, 8), 1),
+        lambda own: deferred(torch.ones(len(own), 8), own.unsqueeze(1).expand(-1, 8))[0],
         lambda own: deferred(torch.ones(len(own), 8), own.unsqueeze(1).expand(-1, 8))[1],
     ):
         whole = part(sizes).weighted_sum(torch.ones(len(sizes)))
@@ -169,12 +169,13 @@ def test_clip_weights_too_small_for_float32_are_zero(size: float, clip: float) -
             assert float(summed(x, rule, 1).norm()) <= rule.sensitivity
 
 
-def deferred(x: Tensor, d: Tensor) -> list[DeferredMatrix | DeferredFilters]:
+def deferred(x: Tensor, d: Tensor) -> list[DeferredProduct | DeferredFilters]:
     one = Geometry((1, 1), (1, 1), (0, 0), (1, 1), 1)
     filters = DeferredFilters(
         x[:, :, None, None], d[:, :, None, None], torch.zeros(d.shape[1], x.shape[1], 1, 1), one
     )
-    return [DeferredMatrix(x, d, 1), filters]
+    shape = d.shape[1], x.shape[1]
+    return [DeferredProduct(x.unsqueeze(1), d.unsqueeze(1), 1, shape), filters]
 
 
 EXTREMES = [

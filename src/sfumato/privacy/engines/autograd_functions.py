@@ -107,53 +107,7 @@ class _Convolution(torch.autograd.Function):
         return (dx, None, None, dw, db, *(None,) * 7)
 
 
-class _Linear(torch.autograd.Function):
-    """A linear layer on `(rows * positions, in)` whose leaves receive per-example gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        weight_leaf: Tensor | None,
-        bias_leaf: Tensor | None,
-        examples: int,
-    ) -> Tensor:
-        ctx.save_for_backward(None if weight_leaf is None else x, weight)
-        ctx.examples = examples
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    @unobserved
-    def backward(ctx: Any, saved: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = saved
-        needs_x, _, _, needs_weight, needs_bias = ctx.needs_input_grad[:5]
-        dx = dw = db = None
-        ds = d.reshape(ctx.examples, -1, d.shape[-1])
-        if needs_x:
-            dx = d @ weight
-        if needs_weight:
-            dw = matrix_gradients(ds, x.reshape(ctx.examples, -1, x.shape[-1]))
-        if needs_bias:
-            db = ds.sum(1)
-        return dx, None, None, dw, db, None
-
-
-def matrix_gradients(d: Tensor, x: Tensor) -> Tensor:
-    """Gradients `(examples, out, in)` of a matrix that all positions of an example multiply.
-
-    Args:
-        d: Gradients of the products `(examples, positions, out)`.
-        x: The inputs `(examples, positions, in)`.
-    """
-    d = d.transpose(1, 2)
-    # On a CPU the library is ten times slower with one position than a plain product.
-    return d * x if x.shape[1] == 1 else torch.bmm(d, x)
-
-
 convolution: Callable[..., Tensor] = _Convolution.apply
-linear: Callable[..., Tensor] = _Linear.apply
 
 
 def cast_values(

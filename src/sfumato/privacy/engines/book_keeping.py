@@ -10,7 +10,7 @@ always larger than the two vectors together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from sfumato.kernels import definitions
 from sfumato.kernels.definitions import GHOST_LONGEST, Geometry
-from sfumato.privacy.engines.autograd_functions import matrix_gradients
 from sfumato.privacy.engines.convolution_gradients import conv_weight_gradients
-from sfumato.privacy.engines.results import Examples, rows_of
+from sfumato.privacy.engines.leaves import NotPerOperator
+from sfumato.privacy.engines.products import LINEAR, Equation, matrix_gradients
+from sfumato.privacy.engines.results import Deferred, Examples, rows_of
 from sfumato.privacy.engines.stored_gradients import at_least_float32
 from sfumato.privacy.numerics.rescaling import rescaled
 
@@ -94,6 +95,12 @@ class DeferredFilters:
             total += gradients.transpose(0, 1).flatten(1).double() @ by_place.double()
         return total.view(self.weight.shape)
 
+    def with_uses(self, others: Sequence[Deferred]) -> DeferredFilters:
+        """These gradients: a convolution that is used again is not deferred."""
+        if others:
+            raise NotPerOperator("an operator is called otherwise than it was at first")
+        return self
+
     def some(self, examples: Examples) -> DeferredFilters:
         """The gradients of some examples only."""
         x, d = (rows_of(t, examples, self.at.views) for t in (self.x, self.d))
@@ -101,43 +108,51 @@ class DeferredFilters:
 
 
 @dataclass
-class DeferredMatrix:
-    """Inputs and output gradients that determine the per-example gradients of a linear layer.
+class DeferredProduct:
+    """Inputs and output gradients that determine the per-example gradients of a product's weight.
 
     Attributes:
-        x: The inputs `(rows, in)`.
-        d: The gradients of the outputs `(rows, out)`.
-        views: Rows per example, of all of its views, spatial positions and uses of the layer.
+        x: The inputs `(vectors, groups, in)`.
+        d: The gradients of the products `(vectors, groups, out)`.
+        views: Vectors per example, of all of its views, spatial positions and uses of the weight.
+        shape: The shape of the weight.
+        equation: The product.
     """
 
     x: Tensor
     d: Tensor
     views: int
+    shape: tuple[int, ...]
+    equation: Equation = LINEAR
 
-    @classmethod
-    def of_uses(cls, uses: Sequence[DeferredMatrix]) -> DeferredMatrix:
-        """The gradients of a matrix that is used once or several times."""
-        if len(uses) == 1:
-            return uses[0]
+    def with_uses(self, others: Sequence[Deferred]) -> DeferredProduct:
+        """The sum of these gradients and those of other uses of the weight in such products."""
+        if not others:
+            return self
+        uses = [self, *(use for use in others if isinstance(use, DeferredProduct))]
+        alike = all(use.equation.arrangement == self.equation.arrangement for use in uses)
+        if len(uses) <= len(others) or not alike:
+            raise NotPerOperator("an operator is called otherwise than it was at first")
         x = torch.cat([use._views(use.x) for use in uses], 1)
         d = torch.cat([use._views(use.d) for use in uses], 1)
-        return cls(x.flatten(0, 1), d.flatten(0, 1), x.shape[1])
+        return replace(self, x=x.flatten(0, 1), d=d.flatten(0, 1), views=x.shape[1])
 
     def _views(self, t: Tensor) -> Tensor:
-        return t.reshape(-1, self.views, t.shape[1])
+        return t.reshape(-1, self.views, *t.shape[1:])
 
     def tensor(self) -> Tensor:
-        """The gradients `(examples, out, in)`."""
+        """The gradients `(examples, *shape)`."""
         d, x = (self._views(at_least_float32(t)) for t in (self.d, self.x))
-        return matrix_gradients(d, x)
+        return self.equation.gradients(d, x, self.shape)
 
     def squared_norms(self) -> Tensor:
         """Squared norms `(examples,)` from products of inputs and of gradients, rounded up."""
         if self.views == 1:
-            norms: Tensor = torch.linalg.vector_norm(self.x, dim=1, dtype=torch.float64)
-            norms = norms * torch.linalg.vector_norm(self.d, dim=1, dtype=torch.float64)
-            return norms.square()
-        stored = self.x.shape[1] * self.d.shape[1] + self.views * (self.views + self.x.shape[1])
+            norms: Tensor = torch.linalg.vector_norm(self.x, dim=2, dtype=torch.float64)
+            norms = norms * torch.linalg.vector_norm(self.d, dim=2, dtype=torch.float64)
+            return norms.square().sum(1)
+        groups, inputs, outputs = *self.x.shape[1:], self.d.shape[2]
+        stored = groups * (inputs * outputs + self.views * (self.views + inputs))
         step = max(1, _AT_ONCE // stored)
         xs, ds = (torch.split(self._views(t), step) for t in (self.x, self.d))
         parts = [self._norms(x.double(), d.double()) for x, d in zip(xs, ds, strict=True)]
@@ -145,14 +160,15 @@ class DeferredMatrix:
 
     def _norms(self, x: Tensor, d: Tensor) -> Tensor:
         """Norms of some examples, rounded up."""
-        inputs, outputs = x.shape[2], d.shape[2]
+        inputs, outputs = x.shape[3], d.shape[3]
         if self.views * (inputs + outputs) > inputs * outputs:
-            norms: Tensor = torch.linalg.vector_norm(matrix_gradients(d, x), dim=(1, 2))
+            norms: Tensor = torch.linalg.vector_norm(matrix_gradients(d, x).flatten(1), dim=1)
         else:
-            pairs = torch.bmm(x, x.transpose(1, 2)) * torch.bmm(d, d.transpose(1, 2))
-            norms = pairs.sum((1, 2)).clamp_min(0).sqrt()
+            pairs = _pairs(x) * _pairs(d)
+            norms = pairs.flatten(1).sum(1).clamp_min(0).sqrt()
         # Where views cancel, the sum taken later in the gradients' own precision may be larger.
-        most = (torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(d, dim=2)).sum(1)
+        each = torch.linalg.vector_norm(x, dim=3) * torch.linalg.vector_norm(d, dim=3)
+        most = torch.linalg.vector_norm(each, dim=2).sum(1)
         rounding = torch.finfo(torch.promote_types(self.d.dtype, torch.float32)).eps
         return norms.add(most, alpha=self.views * rounding)
 
@@ -162,13 +178,19 @@ class DeferredMatrix:
         Guarantee: An example contributes its gradient times its weight, exactly nothing if its
         weight is zero.
         """
-        x, d = rescaled(self.x, self.d, weights, self.views)
-        return d.transpose(0, 1).double() @ x.double()
+        x, d = (t.double().unsqueeze(0) for t in rescaled(self.x, self.d, weights, self.views))
+        return self.equation.gradients(d, x, self.shape)[0]
 
-    def some(self, examples: Examples) -> DeferredMatrix:
+    def some(self, examples: Examples) -> DeferredProduct:
         """The gradients of some examples only."""
         x, d = (rows_of(t, examples, self.views) for t in (self.x, self.d))
-        return DeferredMatrix(x, d, self.views)
+        return replace(self, x=x, d=d)
+
+
+def _pairs(t: Tensor) -> Tensor:
+    """Products of all pairs of an example's vectors: `(examples, groups, vectors, vectors)`."""
+    own = t.transpose(1, 2)
+    return own @ own.transpose(2, 3)
 
 
 def conv_pays(weight: Tensor, length: int) -> bool:
@@ -182,15 +204,16 @@ def conv_pays(weight: Tensor, length: int) -> bool:
     return few and weight.numel() >= _SMALLEST
 
 
-def matrix_pays(weight: Tensor, positions: int, uses: int = 1) -> bool:
-    """Tell whether deferring a matrix's gradients is cheaper than materialising them.
+def product_pays(sizes: tuple[int, int, int], positions: int, uses: int = 1) -> bool:
+    """Tell whether deferring a weight's gradients is cheaper than materialising them.
 
     Args:
-        weight: The matrix.
-        positions: Vectors that one example multiplies with it.
+        sizes: Groups, outputs and inputs of the product.
+        positions: Vectors that one example multiplies with the weight.
         uses: Calls that these are spread over, each of which would be added to what is stored.
     """
-    outputs, inputs = weight.shape
-    if positions > _MOST_POSITIONS * uses or inputs * outputs < _SMALLEST_MATRIX:
+    groups, outputs, inputs = sizes
+    numbers = groups * outputs * inputs
+    if positions > _MOST_POSITIONS * uses or numbers < _SMALLEST_MATRIX:
         return False
-    return min(uses, _MOST_USES) * inputs * outputs >= 2 * positions * (inputs + outputs)
+    return min(uses, _MOST_USES) * numbers >= 2 * positions * groups * (inputs + outputs)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.engines.book_keeping import DeferredFilters, DeferredMatrix
 from sfumato.privacy.engines.leaves import Leaves, NotPerOperator
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.paths import Tapped, tapped
@@ -58,7 +57,7 @@ def _collect(
     groups = (
         list(direct.values()),
         [leaf for _, leaf in derived],
-        [leaf for _, (_, leaf, _) in later],
+        [leaf for _, (leaf, _) in later],
         theta,
     )
     grads = torch.autograd.grad(total, [t for g in groups for t in g], allow_unused=True)
@@ -66,16 +65,11 @@ def _collect(
     if any(g is not None for g in stray):
         raise NotPerOperator("a parameter meets the batch in an operator that has no rule")
     found: dict[int, Tensor] = {}
-    uses: dict[int, list[DeferredMatrix]] = {}
-    kept: dict[int, Deferred] = {}
-    for (key, (x, _, at)), d in zip(later, of_later, strict=True):
-        if d is not None and d.dim() == 2:
-            uses.setdefault(key, []).append(DeferredMatrix(x, d, at.views))
-        elif d is not None:
-            if key in kept:
-                raise NotPerOperator("an operator is called otherwise than it was at first")
-            kept[key] = DeferredFilters(x, d, parameters[key].detach(), at)
-    kept |= {key: DeferredMatrix.of_uses(own) for key, own in uses.items()}
+    uses: dict[int, list[Deferred]] = {}
+    for (key, (_, use)), d in zip(later, of_later, strict=True):
+        if d is not None:
+            uses.setdefault(key, []).append(use(d))
+    kept = {key: own[0].with_uses(own[1:]) for key, own in uses.items()}
     for key, grad in zip(direct, ours, strict=True):
         if grad is not None:
             found[key] = grad

@@ -220,7 +220,7 @@ class _CompiledMode(ContactMode):
         """Run a contact by its rule."""
         assert isinstance(self.leaves, SlotLeaves)
         self.leaves.meet(contact, list(flat(args, kwargs)))
-        met = Met(contact, self.leaves, False)
+        met = Met(contact, self.leaves)
         return _OWN.get(func, RULES[func])(met, func, args, kwargs)
 
 

@@ -15,11 +15,17 @@ from sfumato.privacy.engines.row_place import Place
 
 @dataclass(frozen=True)
 class Met:
-    """A contact in one pass: the operator's place in the model, and the leaves of the pass."""
+    """A contact in one pass.
+
+    Attributes:
+        contact: The operator's place in the model.
+        leaves: The leaves of the pass.
+        deferred: Positions of the arguments whose gradients are not materialised.
+    """
 
     contact: Contact
     leaves: Leaves
-    deferred: bool
+    deferred: frozenset[int] = frozenset()
 
     @property
     def copies(self) -> int:

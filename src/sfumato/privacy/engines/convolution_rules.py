@@ -10,9 +10,11 @@ from torch import Tensor
 
 from sfumato.kernels.definitions import Geometry
 from sfumato.privacy.engines import autograd_functions
+from sfumato.privacy.engines.book_keeping import DeferredFilters
 from sfumato.privacy.engines.compiled_rules import FilterLeaves, filters
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
 from sfumato.privacy.engines.leaves import NotPerOperator
+from sfumato.privacy.engines.stored_gradients import zeros
 
 CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
@@ -43,7 +45,8 @@ def _convolved(
         at = Geometry(size, stride, padding, dilation, met.copies)  # type: ignore[arg-type]
         with torch.no_grad():
             shape = F.conv2d(x[:1], values, None, stride, padding, dilation, groups).shape
-        leaf = met.leaves.defer(weight, x, at, x.shape[0], *shape[1:])
+        leaf, kept = zeros(x, x.shape[0], *shape[1:]), x.detach()
+        met.leaves.defer(weight, leaf, lambda d: DeferredFilters(kept, d, weight.detach(), at))
         y = filters(FilterLeaves(values, shift, met.leaves.of(bias), at, output=leaf), x)
         return met.contact.output.back(y, met.leaves.rows)
     settings = stride, padding, dilation, groups, False, (0,) * len(size)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
-from sfumato.kernels.definitions import Geometry
 from sfumato.privacy.engines.keyed_draws import KeyedDraws
-from sfumato.privacy.engines.stored_gradients import zeros
+from sfumato.privacy.engines.results import Deferred
 
 
 class NotPerOperator(Exception):
@@ -26,8 +27,8 @@ class Leaves:
         of_derived: Tensors that are computed from parameters, each with its leaf, by identity and
             version: what is changed in place is another tensor.
         draws: The random numbers of this pass; None for those of PyTorch's own generators.
-        deferred: By the identity of a parameter, for each use an operator's input, the leaf that
-            receives the gradients of its output, and the geometry.
+        deferred: By the identity of a parameter, for each use the leaf that receives the gradients
+            of the operator's output, and the parameter's gradients as a function of these.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Leaves:
         self._parameters = parameters
         self.of_parameter: dict[int, Tensor] = {}
         self.of_derived: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self.deferred: dict[int, list[tuple[Tensor, Tensor, Geometry]]] = {}
+        self.deferred: dict[int, list[tuple[Tensor, Callable[[Tensor], Deferred]]]] = {}
 
     def of(self, tensor: Tensor | None) -> Tensor | None:
         """The leaf of a parameter or of a tensor computed from some, the same each time."""
@@ -61,11 +62,15 @@ class Leaves:
         """The value that operators compute with, without a graph."""
         return tensor.detach()
 
-    def defer(self, weight: Tensor, x: Tensor, at: Geometry, *output: int) -> Tensor:
-        """A leaf for the gradients of an operator's output instead of those of its weight."""
-        leaf = zeros(x, *output)
-        self.deferred.setdefault(id(weight), []).append((x.detach(), leaf, at))
-        return leaf
+    def defer(self, weight: Tensor, leaf: Tensor, found: Callable[[Tensor], Deferred]) -> None:
+        """Keep a leaf for the gradients of an operator's output instead of those of its weight.
+
+        Args:
+            weight: The weight, a parameter.
+            leaf: The leaf.
+            found: From the gradients of the output to those of the weight.
+        """
+        self.deferred.setdefault(id(weight), []).append((leaf, found))
 
     def _new(self, tensor: Tensor) -> Tensor:
         return tensor.detach().expand(self.examples, *tensor.shape).requires_grad_()

@@ -19,15 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.kernels.definitions import Geometry
 from sfumato.privacy.engines import autograd_functions
-from sfumato.privacy.engines.compiled_rules import linear as output_linear
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
+from sfumato.privacy.engines.contacts import Contact
 from sfumato.privacy.engines.convolution_rules import CONVOLUTIONS
 from sfumato.privacy.engines.embedding_bag_rule import BAGS
 from sfumato.privacy.engines.leaves import NotPerOperator
-from sfumato.privacy.engines.recurrent_rules import RECURRENT
-from sfumato.privacy.engines.row_place import Place
+from sfumato.privacy.engines.product_rules import PRODUCTS, Product, methods, read, run
+from sfumato.privacy.engines.products import Equation
+from sfumato.privacy.engines.recurrent_rules import CELLS, RECURRENT, cell_products
 
 
 def broadcasting(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -94,134 +94,17 @@ def masked_fill(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> 
     return torch.where(own["mask"], own["value"], own["input"])
 
 
-def linear(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """`F.linear` on inputs of any number of dimensions."""
-    return _affine(met, **named(("input", "weight", "bias"), args, kwargs))
-
-
-def _affine(met: Met, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    leaf = None if met.deferred else met.leaves.of(weight)
-    return _matrix(met, input, met.leaves.value(weight), leaf, bias, weight)
-
-
-def _matrix(
-    met: Met,
-    x: Tensor,
-    values: Tensor,
-    leaf: Tensor | None,
-    bias: Tensor | None,
-    weight: Tensor | None = None,
-) -> Tensor:
-    """A product with a matrix, on `(positions, in)` with those of an example beside each other."""
-    leaves, place = met.leaves, met.contact.place
-    leading = place.leading(x, leaves.rows)
-    shift = None if bias is None else leaves.value(bias)
-    # In two dimensions the result is not a view, so it may be changed in place afterwards.
-    flat, values, shift = autograd_functions.cast_values(
-        leading.reshape(-1, x.shape[-1]), values, shift
-    )
-    if met.deferred and weight is not None:
-        positions = flat.shape[0] // leaves.examples
-        at = Geometry((1, 1), (1, 1), (0, 0), (1, 1), positions)
-        output = leaves.defer(weight, flat, at, flat.shape[0], weight.shape[0])
-        y = output_linear(flat, values, shift, leaves.of(bias), output, positions)
-    else:
-        y = autograd_functions.linear(flat, values, shift, leaf, leaves.of(bias), leaves.examples)
-    return place.back(y.view(*leading.shape[:-1], y.shape[-1]), leaves.rows)
-
-
-def matrix_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """A product with a weight: a matrix on the right is a linear operator."""
-    given = [*args, *kwargs.values()]
-    if function in _REFLECTED:
-        given.reverse()
-    x, weight = given[0], given[1]
-    at = 0 if function in _REFLECTED else 1
-    right = [weight.position for weight in met.contact.weights] == [at]
-    if right and not kwargs and weight.dim() == 2:
-        leaf = met.leaves.of(weight)
-        turned = None if leaf is None else leaf.transpose(1, 2)
-        return _matrix(met, x, met.leaves.value(weight).t(), turned, None)
-    if right and not kwargs and weight.dim() == 1:
-        leaf = met.leaves.of(weight)
-        row = None if leaf is None else leaf.unsqueeze(1)
-        return _matrix(met, x, met.leaves.value(weight).unsqueeze(0), row, None).squeeze(-1)
-    if weight.dim() < 2 or x.dim() < 2:
-        raise NotPerOperator("a parameter is a vector on the left of a product")
-    y: Tensor = broadcasting(met, function, args, kwargs)
-    return y
-
-
-def inner_product(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """`torch.inner` of a batch and a weight, and `torch.tensordot` over one dimension."""
-    own = named(("x", "weight", "dims"), args, kwargs)
-    x, weight = [t for t in own.values() if isinstance(t, Tensor)][:2]
-    if [w.position for w in met.contact.weights] != [1] or weight.dim() != 2:
-        raise NotPerOperator("a parameter is no matrix on the right of a product")
-    value, leaf = met.leaves.value(weight), met.leaves.of(weight)
-    if function in _INNER:
-        return _matrix(met, x, value, leaf, None)
-    if own.get("dims") not in (1, [[-1], [0]], ([-1], [0]), ((-1,), (0,))):
-        raise NotPerOperator("torch.tensordot is used otherwise than as a linear layer")
-    return _matrix(met, x, value.t(), None if leaf is None else leaf.transpose(1, 2), None)
-
-
 def bilinear(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """`F.bilinear`: a product of the second input and a matrix, then one with the first input."""
     own = named(("input1", "input2", "weight", "bias"), args, kwargs)
     first, second, weight = own["input1"], own["input2"], own["weight"]
     if met.contact.source != 0:
         raise NotPerOperator("torch.bilinear has a first input that is not the batch")
-    leaf = met.leaves.of(weight)
-    rows = None if leaf is None else leaf.flatten(1, 2)
-    z = _matrix(met, second, met.leaves.value(weight).flatten(0, 1), rows, None)
-    y = (z.view(*z.shape[:-1], *weight.shape[:2]) * first.unsqueeze(-2)).sum(-1)
+    letters = ascii_letters[26:][: second.dim() - 1]
+    z = run(met, Product(Equation(letters + "j", "oij", letters + "oi"), second, weight, (1, 2)))
+    y = (z * first.unsqueeze(-2)).sum(-1)
     bias = own.get("bias")
     return y if bias is None else torch.add(y, met.per_row(bias, y.dim()))
-
-
-def addmm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """`torch.addmm` of a bias, a batch and a matrix."""
-    if kwargs or len(args) != 3 or met.contact.source == 0 or args[0].dim() != 1:
-        raise NotPerOperator("torch.addmm is used otherwise than as a linear layer")
-    bias, x, weight = args
-    leaf = met.leaves.of(weight)
-    turned = None if leaf is None else leaf.transpose(1, 2)
-    return _matrix(met, x, met.leaves.value(weight).t(), turned, bias)
-
-
-def einsum(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """`torch.einsum` with an equation, in which a weight's leaf has the letter of the rows."""
-    if not isinstance(args[0], str) or kwargs or met.contact.source is None:
-        raise NotPerOperator("torch.einsum is used without an equation")
-    tensors = list(args[1]) if isinstance(args[1], list | tuple) else list(args[1:])
-    left, arrow, right = args[0].replace(" ", "").partition("->")
-    terms, right = _spelled_out(left.split(","), right, tensors)
-    letter = terms[met.contact.source - 1][met.contact.place.dim : met.contact.place.dim + 1]
-    if not arrow or letter not in right or not letter:
-        raise NotPerOperator("torch.einsum is used without letters for all dimensions")
-    for at in (weight.position for weight in met.contact.weights):
-        weight = tensors[at - 1]
-        if letter in terms[at - 1]:
-            raise NotPerOperator("a parameter has an entry for each row of the batch")
-        dims = weight.dim() + 1
-        place = Place(0, met.contact.place.each, met.contact.place.interleaved)
-        tensors[at - 1] = met.per_row(weight, dims, place)
-        terms[at - 1] = letter + terms[at - 1]
-    return torch.einsum(f"{','.join(terms)}->{right}", *tensors)
-
-
-def _spelled_out(terms: list[str], right: str, tensors: list[Tensor]) -> tuple[list[str], str]:
-    """The terms of an equation with letters in the place of three dots."""
-    free = [letter for letter in ascii_letters if letter not in "".join(terms)]
-    pairs = list(zip(terms, tensors, strict=True))
-    hidden = [t.dim() - len(term) + 3 if "." in term else 0 for term, t in pairs]
-    letters = "".join(free[: max(hidden)])
-
-    def spelled(term: str, count: int) -> str:
-        return term.replace("...", letters[len(letters) - count :])
-
-    return list(map(spelled, terms, hidden)), spelled(right, max(hidden))
 
 
 def layer_norm(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -337,17 +220,19 @@ def attention(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Te
     return y
 
 
+def products_of(
+    contact: Contact, function: Any, args: Any, kwargs: dict[str, Any]
+) -> list[Product]:
+    """The products with weights that a call consists of, as far as they may be deferred."""
+    if function in CELLS:
+        return cell_products(function, args, kwargs)
+    found = read(contact, function, args, kwargs)
+    return [] if found is None else [found]
+
+
 _T = torch._C.TensorBase
-_REFLECTED = (Tensor.__rmatmul__,)
 
-
-def _methods(*names: str) -> list[Any]:
-    """The functions of these names, in every form in which a mode sees them."""
-    spaces = (torch, Tensor, _T, F)
-    return [getattr(space, name) for name in names for space in spaces if hasattr(space, name)]
-
-
-_ELEMENTWISE = _methods(
+_ELEMENTWISE = methods(
     "add", "add_", "sub", "sub_", "subtract", "rsub", "mul", "mul_", "multiply", "div", "div_",
     "divide", "true_divide", "maximum", "minimum", "where", "addcmul", "addcmul_", "lerp", "pow",
     "clamp", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__",
@@ -356,28 +241,22 @@ _ELEMENTWISE = _methods(
     "logaddexp2", "copysign", "fmod", "remainder", "xlogy", "addcdiv", "baddbmm",
 )  # fmt: skip
 
-_INTERLEAVING, _INNER = _methods("repeat_interleave"), _methods("inner")
-_STACKING = _methods("stack")
+_INTERLEAVING = methods("repeat_interleave")
+_STACKING = methods("stack")
 
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, broadcasting),
-    **dict.fromkeys(_methods("expand", "expand_as", "broadcast_to", "repeat", "tile"), growing),
+    **dict.fromkeys(methods("expand", "expand_as", "broadcast_to", "repeat", "tile"), growing),
     **dict.fromkeys(_INTERLEAVING, growing),
-    **dict.fromkeys((*_STACKING, *_methods("cat", "concat", "concatenate")), joining),
-    **dict.fromkeys(_methods("masked_fill"), masked_fill),
-    **dict.fromkeys(_methods("cosine_similarity", "pairwise_distance"), distance),
-    **dict.fromkeys(_methods("cdist"), distances),
-    **dict.fromkeys(
-        _methods("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv"), matrix_product
-    ),
-    **dict.fromkeys((*_INNER, *_methods("tensordot")), inner_product),
-    **dict.fromkeys(_methods("index_select"), index_select),
-    **dict.fromkeys(_methods("addmm"), addmm),
-    **dict.fromkeys(_methods("bilinear"), bilinear),
-    **dict.fromkeys([torch.einsum, torch.functional.einsum], einsum),
+    **dict.fromkeys((*_STACKING, *methods("cat", "concat", "concatenate")), joining),
+    **dict.fromkeys(methods("masked_fill"), masked_fill),
+    **dict.fromkeys(methods("cosine_similarity", "pairwise_distance"), distance),
+    **dict.fromkeys(methods("cdist"), distances),
+    **dict.fromkeys(methods("index_select"), index_select),
+    **dict.fromkeys(methods("bilinear"), bilinear),
+    **PRODUCTS,
     **CONVOLUTIONS,
     **dict.fromkeys([F.layer_norm, F.rms_norm], layer_norm),
-    F.linear: linear,
     F.group_norm: group_norm,
     F.instance_norm: channel_norm,
     F.batch_norm: channel_norm,

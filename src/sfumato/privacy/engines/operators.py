@@ -11,16 +11,18 @@ under `torch.func.vmap`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from sfumato.memory import out_of_memory
-from sfumato.privacy.engines.book_keeping import conv_pays, matrix_pays
+from sfumato.privacy.engines.book_keeping import conv_pays, product_pays
 from sfumato.privacy.engines.collecting import run_with_leaves
 from sfumato.privacy.engines.contact_rule import Met
 from sfumato.privacy.engines.contacts import Contact, Weight, find_contacts, reached_parameters
@@ -29,9 +31,17 @@ from sfumato.privacy.engines.engine import Engine
 from sfumato.privacy.engines.keyed_draws import DRAWINGS, KeyedDraws
 from sfumato.privacy.engines.leaves import Leaves, NotPerOperator
 from sfumato.privacy.engines.objective import Objective
-from sfumato.privacy.engines.operator_rules import RULES
+from sfumato.privacy.engines.operator_rules import RULES, products_of
 from sfumato.privacy.engines.paths import Path, kind_of
-from sfumato.privacy.engines.recorded_calls import OPENED, Key, Numbers, Opening, flat
+from sfumato.privacy.engines.recorded_calls import (
+    OPENED,
+    Key,
+    Nth,
+    Numbers,
+    Opening,
+    Recording,
+    flat,
+)
 from sfumato.privacy.engines.recurrent_rules import LAYER_DRAWINGS
 from sfumato.privacy.engines.results import Gradients
 from sfumato.privacy.engines.vectorised import by_vmap
@@ -43,14 +53,15 @@ class Program:
 
     Attributes:
         contacts: The contacts by key.
-        deferred: Keys of contacts whose weight gradients are not materialised.
+        deferred: For contacts some of whose weights' gradients are not materialised, by their keys,
+            the positions of these weights.
         opaque: Modules that run under `torch.func.vmap`, by name.
         derivations: For weights that are no parameters themselves, by their numbers, the functions
             from parameters; None where they are not known.
     """
 
     contacts: dict[Key, Contact]
-    deferred: frozenset[Key]
+    deferred: dict[Key, frozenset[int]]
     opaque: dict[str, nn.Module]
     derivations: dict[int, Derivation | None]
 
@@ -154,7 +165,7 @@ class Operators(Engine):
         leaves = Leaves(y.shape[0], self.objective.views, trained, draws)
         taps = {module: by_vmap(name, module, leaves) for name, module in program.opaque.items()}
         names = {id(p): name for name, p in parameters.items()}
-        deferred = program.deferred if _exact(x) else frozenset()
+        deferred = program.deferred if _exact(x) else {}
         with ContactMode(program.contacts, leaves, names, deferred) as mode:
             return run_with_leaves(
                 self.objective, x, y, parameters, leaves, taps, mode.forward_ended
@@ -174,9 +185,9 @@ class Operators(Engine):
                 where = ", ".join(sorted(others[name])) or "an operator that is not seen"
                 raise NotPerOperator(f"parameter '{name}' meets the batch in {where}")
             opaque.update(more)
-        trained, deferred = self.objective.trainable, frozenset[Key]()
+        trained, deferred = self.objective.trainable, dict[Key, frozenset[int]]()
         if self.book_keeping and x.device.type == "cpu":
-            deferred = frozenset(_deferred(contacts, trained, self.objective.views))
+            deferred = _deferred(contacts, recording, trained, self.objective.views)
         ids = {id(p): name for name, p in trained.items()}
         derivations = {
             weight.number: derivation_of(weight.number, recording, ids)
@@ -212,32 +223,46 @@ def _within(parameter: str, modules: Iterable[str]) -> bool:
 
 
 def _deferred(
-    contacts: Iterable[Contact], parameters: dict[str, nn.Parameter], views: int
-) -> Iterator[Key]:
-    """Keys of the contacts whose weights' gradients are cheaper to defer."""
-    uses: dict[str, list[Contact]] = {}
+    contacts: Iterable[Contact],
+    recording: Recording,
+    parameters: dict[str, nn.Parameter],
+    views: int,
+) -> dict[Key, frozenset[int]]:
+    """The positions of weights whose gradients are cheaper to defer, by the keys of contacts."""
+    uses: dict[str, list[tuple[Contact, Weight]]] = {}
     for contact in contacts:
-        for name in contact.parameters:
-            uses.setdefault(name, []).append(contact)
+        for weight in contact.weights:
+            for name in weight.parameters:
+                uses.setdefault(name, []).append((contact, weight))
+    found: dict[Key, frozenset[int]] = {}
     for name, own in uses.items():
-        if name in parameters and _pays(name, parameters[name], own, views):
-            yield from (contact.key for contact in own)
+        alone = name in parameters and all(weight.name == name for _, weight in own)
+        if alone and _pays(parameters[name], own, recording, views):
+            for contact, weight in own:
+                found[contact.key] = found.get(contact.key, frozenset()) | {weight.position}
+    return found
 
 
-def _pays(name: str, weight: nn.Parameter, uses: list[Contact], views: int) -> bool:
+def _pays(
+    weight: nn.Parameter, uses: list[tuple[Contact, Weight]], recording: Recording, views: int
+) -> bool:
     """Tell whether deferring the gradients of a parameter is cheaper, in all of its uses."""
-    weights = [w for use in uses for w in use.weights if name in w.parameters]
-    if any((w.name, w.position) != (name, 1) for w in weights):
-        return False
-    first, shapes = uses[0], [torch.Size(use.output_shape) for use in uses]
-    if all(use.function is F.linear for use in uses):
-        positions = sum(views * shape.numel() // (2 * weight.shape[0]) for shape in shapes)
-        return matrix_pays(weight, positions, len(uses))
-    if len(uses) == 1 and first.function is F.conv2d and first.place.leads:
-        grouped = first.input_shape[1] != weight.shape[1]
-        length = views * first.place.each * shapes[0][2] * shapes[0][3]
+    contact, at = uses[0][0], uses[0][1].position
+    if len(uses) == 1 and at == 1 and contact.function is F.conv2d and contact.place.leads:
+        grouped = contact.input_shape[1] != weight.shape[1]
+        length = views * contact.place.each * contact.output_shape[2] * contact.output_shape[3]
         return not grouped and conv_pays(weight, length)
-    return False
+    vectors, arrangements = 0, set()
+    for contact, own in uses:
+        args, kwargs = tree_map_only(Nth, lambda n: recording.tensors[n.number], contact.given)
+        products = products_of(contact, contact.function, args, kwargs)
+        product = next((p for p in products if p.at[1] == own.position), None)
+        if product is None:
+            return False
+        sizes = product.equation.sizes(tuple(weight.shape))
+        vectors += views * product.batch.numel() // (2 * sizes[0] * sizes[2])
+        arrangements.add(product.equation.arrangement)
+    return len(arrangements) == 1 and product_pays(sizes, vectors, len(uses))
 
 
 class ContactMode(Opening):
@@ -247,7 +272,8 @@ class ContactMode(Opening):
         contacts: The model's contacts.
         leaves: The leaves of the pass.
         names: Names of the trained parameters by identity.
-        deferred: Keys of contacts whose weight gradients are not materialised.
+        deferred: By the keys of contacts, positions of weights whose gradients are not
+            materialised.
 
     Attributes:
         left: Keys of the contacts that have not occurred yet.
@@ -258,7 +284,7 @@ class ContactMode(Opening):
         contacts: dict[Key, Contact],
         leaves: Leaves,
         names: dict[int, str],
-        deferred: frozenset[Key] = frozenset(),
+        deferred: Mapping[Key, frozenset[int]] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.leaves, self.left = leaves, set(contacts)
@@ -282,7 +308,7 @@ class ContactMode(Opening):
 
     def ruled(self, contact: Contact, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a contact by its rule."""
-        met = Met(contact, self.leaves, contact.key in self._deferred)
+        met = Met(contact, self.leaves, self._deferred.get(contact.key, frozenset()))
         return RULES[func](met, func, args, kwargs)
 
     def plain(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.privacy.engines.autograd_functions import matrix_gradients, unobserved
+from sfumato.privacy.engines.autograd_functions import unobserved
+from sfumato.privacy.engines.products import matrix_gradients
 
 
 class _LSTM(torch.autograd.Function):
@@ -190,9 +191,9 @@ def _of_leaves(
 
 def _products(d: Tensor, inputs: Tensor, examples: int) -> Tensor:
     """Gradients `(examples, out, in)` of a matrix that all sequences and steps multiply."""
-    d = d.reshape(examples, -1, d.shape[2])
-    x = inputs.transpose(0, 1).reshape(examples, -1, inputs.shape[2])
-    return matrix_gradients(d, x)
+    d = d.reshape(examples, -1, 1, d.shape[2])
+    x = inputs.transpose(0, 1).reshape(examples, -1, 1, inputs.shape[2])
+    return matrix_gradients(d, x)[:, 0]
 
 
 lstm: Callable[..., tuple[Tensor, Tensor]] = _LSTM.apply

@@ -15,10 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.privacy.engines import autograd_functions, recurrent_gradients
+from sfumato.privacy.engines import recurrent_gradients
 from sfumato.privacy.engines.contact_rule import Met, Rule, named
 from sfumato.privacy.engines.keyed_draws import DRAWINGS, Drawing, KeyedDraws
 from sfumato.privacy.engines.leaves import Leaves, NotPerOperator
+from sfumato.privacy.engines.product_rules import Product, of_vectors
+from sfumato.privacy.engines.products import LINEAR
+from sfumato.privacy.engines.recorded_calls import flat
 from sfumato.privacy.engines.row_place import Place
 
 _LAYER = (
@@ -72,17 +75,49 @@ def dropping(
 
 
 def cell(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A recurrent cell: one step of a layer."""
+    """A recurrent cell: two products, and the activations of one step."""
     own, leaves, place = named(_CELL, args, kwargs), met.leaves, met.contact.place
     if met.contact.source != 0 or place.dim != 0 or own["input"].dim() != 2:
         raise NotPerOperator("a recurrent cell is called on something else than a batch")
-    weights = _Weights(own["w_ih"], own["w_hh"], own.get("b_ih"), own.get("b_hh"))
     several = isinstance(own["hx"], list | tuple)
     given = [place.leading(t, leaves.rows) for t in (own["hx"] if several else (own["hx"],))]
-    x = place.leading(own["input"], leaves.rows)
-    _, *states = _steps(leaves, function, x.unsqueeze(1), given, weights)
+    vectors = place.leading(own["input"], leaves.rows), given[0]
+    of_input, of_hidden = (
+        of_vectors(
+            leaves, x.unsqueeze(1), product.weight, bias, deferred=product.at[1] in met.deferred
+        )
+        for x, product, bias in zip(
+            vectors, cell_products(function, args, kwargs), (own.get("b_ih"), own.get("b_hh")),
+            strict=True,
+        )
+    )  # fmt: skip
+    states = _activated(function, of_input, of_hidden, [_like(t, of_input) for t in given])
     found = tuple(place.back(state, leaves.rows) for state in states)
     return found if several else found[0]
+
+
+def cell_products(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Product]:
+    """The products of a recurrent cell: of its input, and of its hidden state."""
+    own = named(_CELL, args, kwargs)
+    hidden = own["hx"][0] if isinstance(own["hx"], list | tuple) else own["hx"]
+    at = [id(t) for t in flat(args, kwargs)]
+    return [
+        Product(LINEAR, x, weight, (at.index(id(x)), at.index(id(weight))))
+        for x, weight in ((own["input"], own["w_ih"]), (hidden, own["w_hh"]))
+    ]
+
+
+def _activated(function: Any, x: Tensor, own: Tensor, states: list[Tensor]) -> tuple[Tensor, ...]:
+    """The states after one step, from the contributions of input and hidden state to the gates."""
+    if function in _LSTM:
+        i, f, g, o = (x + own).chunk(4, 1)
+        cell = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
+        return o.sigmoid() * cell.tanh(), cell
+    if function in _GRU:
+        (r, z, n), (own_r, own_z, own_n) = x.chunk(3, 1), own.chunk(3, 1)
+        new = (n + (r + own_r).sigmoid() * own_n).tanh()
+        return (torch.lerp(new, states[0], (z + own_z).sigmoid()),)
+    return ((x + own).relu() if function in _RECTIFIED else (x + own).tanh(),)
 
 
 def steps_of(args: Any, kwargs: dict[str, Any]) -> int:
@@ -177,14 +212,8 @@ def _steps(
 
 def _gates(leaves: Leaves, x: Tensor, used: _Weights) -> Tensor:
     """The contributions of the inputs of all steps to the gates, by one product."""
-    bias = used.input_bias
-    shift = None if bias is None else leaves.value(bias)
-    flat, weight, shift = autograd_functions.cast_values(
-        x.reshape(-1, x.shape[2]), leaves.value(used.input), shift
-    )
-    y = autograd_functions.linear(
-        flat, weight, shift, leaves.of(used.input), leaves.of(bias), leaves.examples
-    )
+    flat = x.reshape(-1, 1, x.shape[2])
+    y = of_vectors(leaves, flat, used.input, used.input_bias)
     return y.view(*x.shape[:2], -1)
 
 
@@ -196,11 +225,12 @@ def _like(t: Tensor, gates: Tensor) -> Tensor:
 LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 """PyTorch's functions of recurrent layers."""
 
+CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+"""PyTorch's functions of recurrent cells."""
+
 RECURRENT: dict[Any, Rule] = {
     **dict.fromkeys(LAYERS, layer),
-    **dict.fromkeys(
-        (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), cell
-    ),
+    **dict.fromkeys(CELLS, cell),
 }
 """The rules of recurrent layers and cells."""
 

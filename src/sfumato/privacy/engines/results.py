@@ -70,6 +70,10 @@ class Deferred(Protocol):
         """The gradients of some examples only."""
         ...
 
+    def with_uses(self, others: Sequence[Deferred]) -> Deferred:
+        """The sum of these gradients and those of other uses of the parameter."""
+        ...
+
 
 @dataclass
 class Gradients:
