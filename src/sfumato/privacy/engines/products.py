@@ -7,9 +7,10 @@ is `(vectors, groups, outputs)`. An example has the vectors of all its views and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -75,16 +76,12 @@ class Equation:
 
     def matrices(self, weight: Tensor) -> Tensor:
         """The weight as `(groups, outputs, inputs)`."""
-        groups, outputs, inputs = self.sizes(tuple(weight.shape))
-        return weight.permute(self._weight_order).reshape(groups, outputs, inputs)
+        return weight.permute(self._weight_order).reshape(self.sizes(weight.shape))
 
+    @cache  # noqa: B019
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """The numbers of groups, outputs and inputs of a weight of this shape."""
-        size = dict(zip(self.weight, shape, strict=True))
-        groups, outputs, inputs = (
-            torch.Size(size[a] for a in letters).numel()
-            for letters in (self.groups, self.outputs, self.inputs)
-        )
+        groups, outputs, inputs = (math.prod(shape[k] for k in part) for part in self.arrangement)
         return groups, outputs, inputs
 
     def gradients(self, d: Tensor, x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -170,8 +170,8 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-_AT_ONCE = {"cpu": 1 << 18}
-"""Numbers converted to float64 at once: on a CPU 2 MiB, which fit its caches."""
+_AT_ONCE = {"cpu": 1 << 16}
+"""Numbers converted to float64 at once: on a CPU 512 KiB, which fit the caches of one core."""
 
 _AT_ONCE_ELSEWHERE = 1 << 22
 

@@ -43,6 +43,7 @@ def _rows(each: Tensor, views: int, like: Tensor) -> Tensor:
 
 def _within(t: Tensor, views: int) -> Tensor:
     """The examples `(examples,)` all of whose numbers are finite and in range."""
-    # A comparison with NaN is false, so an example that holds one is not within.
-    rows = (t.abs() <= LARGEST).flatten(1).all(1)
+    # The largest number is NaN where one is, and a comparison with NaN is false.
+    flat = t.flatten(1)
+    rows = (flat.amax(1) <= LARGEST) & (flat.amin(1) >= -LARGEST)
     return rows.view(t.shape[0] // views, views).all(1)
