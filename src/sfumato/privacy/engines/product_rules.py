@@ -53,10 +53,12 @@ def read(contact: Contact, function: Any, args: Any, kwargs: dict[str, Any]) -> 
     found = READINGS[function](contact, function, args, kwargs) if function in READINGS else None
     if found is None or found.at[0] != contact.source:
         return None
-    alone = {weight.position for weight in contact.weights} <= {found.at[1]}
+    weights = {weight.position for weight in contact.weights}
+    known = found.at[1] in weights or not found.weight.requires_grad
+    alone = weights <= {found.at[1]} or found.bias is not None
     fits = contact.place.dim < len(found.equation.batch)
     leads = fits and found.equation.batch[contact.place.dim] in found.equation.positions
-    return found if leads and (alone or found.bias is not None) else None
+    return found if known and alone and leads else None
 
 
 def multiplied(met: Met, function: Rule, args: Any, kwargs: dict[str, Any]) -> Tensor:
