@@ -85,12 +85,17 @@ def run(met: Met, own: Product) -> Tensor:
     size |= zip(equation.weight, own.weight.shape, strict=True)
     to_vectors, order, to_result = _orders(equation, rows)
     groups, _, inputs = equation.sizes(tuple(own.weight.shape))
-    vectors = x.permute(to_vectors).reshape(-1, groups, inputs)
+    vectors = _permuted(x, to_vectors).reshape(-1, groups, inputs)
     y = of_vectors(
         leaves, vectors, own.weight, own.bias, equation, deferred=own.at[1] in met.deferred
     )
-    y = y.view([size[a] for a in order]).permute(to_result)
+    y = _permuted(y.view([size[a] for a in order]), to_result)
     return met.contact.output.back(y, leaves.rows)
+
+
+def _permuted(t: Tensor, order: list[int]) -> Tensor:
+    """The dimensions of a tensor in another order, or the tensor if it has this order."""
+    return t if order == list(range(t.dim())) else t.permute(order)
 
 
 @cache

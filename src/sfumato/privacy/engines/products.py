@@ -76,7 +76,13 @@ class Equation:
 
     def matrices(self, weight: Tensor) -> Tensor:
         """The weight as `(groups, outputs, inputs)`."""
-        return weight.permute(self._weight_order).reshape(self.sizes(weight.shape))
+        own = weight if self._in_order else weight.permute(self._weight_order)
+        return own.reshape(self.sizes(weight.shape))
+
+    @cached_property
+    def _in_order(self) -> bool:
+        """Tell whether the dimensions of the weight are in the order of groups, outputs, inputs."""
+        return self._weight_order == sorted(self._weight_order)
 
     @cache  # noqa: B019
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
