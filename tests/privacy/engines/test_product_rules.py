@@ -16,6 +16,7 @@ from sfumato.privacy.clipping import Flat
 from sfumato.privacy.engines import book_keeping
 from sfumato.privacy.engines.book_keeping import DeferredProduct
 from sfumato.privacy.engines.contact_rule import Met
+from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
 from sfumato.privacy.engines.operators import Operators
@@ -111,6 +112,8 @@ PRODUCTS: dict[str, tuple[Multiply, tuple[int, ...], tuple[int, ...]]] = {
     "splines": (lambda x, w: torch.einsum("bik,oik->bo", x, w), (6, 8), (90, 6, 8)),
     "splines on edges": (lambda x, w: torch.einsum("ijk,jlk->ijl", x, w), (6, 8), (6, 90, 8)),
     "the other way round": (lambda x, w: torch.einsum("oi,bi->bo", w, x), (9,), (90, 9)),
+    "named arguments": (lambda x, w: torch.matmul(other=w, input=x), (9,), (9, 90)),
+    "a named weight before the batch": (lambda x, w: F.linear(weight=w, input=x), (9,), (90, 9)),
     "addmm": (lambda x, w: torch.addmm(torch.ones(90, dtype=x.dtype), x, w), (9,), (9, 90)),
 }  # fmt: skip
 
@@ -165,6 +168,20 @@ OTHERS: dict[str, tuple[Multiply, tuple[int, ...], tuple[int, ...]]] = {
     "a diagonal": (lambda x, w: torch.einsum("bi,ii->bi", x, w), (4,), (4, 4)),
     "a weight twice": (lambda x, w: torch.einsum("bi,ij,kj->bk", x, w, w), (4,), (4, 4)),
     "a dimension of one": (lambda x, w: torch.einsum("bi,oi->bo", x, w), (1,), (3, 4)),
+    "named square matrices": (lambda x, w: torch.matmul(other=w, input=x), (4, 4), (4, 4)),
+    "a linear layer with a vector": (lambda x, w: F.linear(x, w), (3, 4), (4,)),
+    "whole numbers": (lambda x, w: torch.einsum("bi,i->bi", (3 * x).long(), w), (4,), (4,)),
+    "truth values": (lambda x, w: torch.einsum("bi,io->bio", x > 0, w), (4,), (4, 3)),
+    "a matrix of complex numbers": (
+        lambda x, w: torch.view_as_real(torch.complex(x, x.cos()) @ torch.view_as_complex(w)),
+        (3, 4), (4, 5, 2),
+    ),
+    "a spectral convolution": (
+        lambda x, w: torch.fft.irfft2(
+            torch.einsum("bixy,ioxy->boxy", torch.fft.rfft2(x), torch.view_as_complex(w))
+        ),
+        (2, 4, 4), (2, 3, 4, 3, 2),
+    ),
 }  # fmt: skip
 
 
@@ -173,3 +190,21 @@ OTHERS: dict[str, tuple[Multiply, tuple[int, ...], tuple[int, ...]]] = {
 def test_other_equations_have_right_gradients_too(name: str, views: int) -> None:
     torch.manual_seed(0)
     compare(Multiplying(*OTHERS[name]), 3, views, torch.float64)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_views_may_follow_a_product_of_matrices(groups: int) -> None:
+    for own, weight in (((groups, 4, 3), (groups, 5, 4)), ((4, 3), (5, 4))):
+        compare(
+            Multiplying(lambda x, w: (w @ x).view(len(x), -1), own, weight), 4, 1, torch.float64
+        )
+
+
+def test_a_shift_of_all_outputs_together_is_no_bias_of_a_linear_layer() -> None:
+    class Shifted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight, self.bias[0])
+
+    model, x = Shifted(4, 3), torch.randn(3, 4)
+    with pytest.raises(NotPerOperator):
+        Operators(Objective(model)).gradients(x, torch.arange(3))

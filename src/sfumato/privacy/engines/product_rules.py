@@ -90,7 +90,8 @@ def run(met: Met, own: Product) -> Tensor:
         leaves, vectors, own.weight, own.bias, equation, deferred=own.at[1] in met.deferred
     )
     y = _permuted(y.view([size[a] for a in order]), to_result)
-    return met.contact.output.back(y, leaves.rows)
+    # Views may follow, as they may after a product of matrices.
+    return met.contact.output.back(y, leaves.rows).contiguous()
 
 
 def _permuted(t: Tensor, order: list[int]) -> Tensor:
@@ -158,8 +159,12 @@ def of_vectors(
 def _linear(contact: Contact, function: Any, args: Any, kwargs: dict[str, Any]) -> Product | None:
     """`F.linear` on inputs of any number of dimensions."""
     own = named(("input", "weight", "bias"), args, kwargs)
-    x, weight = own["input"], own["weight"]
-    return Product(_on_the_right(x.dim(), "oi"), x, weight, (0, 1), own.get("bias"))
+    x, weight, bias = own["input"], own["weight"], own.get("bias")
+    if bias is not None and (weight.dim() != 2 or bias.dim() != 1):
+        return None
+    given = [id(t) for t in (*args, *kwargs.values())]
+    at = given.index(id(x)), given.index(id(weight))
+    return Product(_on_the_right(x.dim(), "oi"[-weight.dim() :]), x, weight, at, bias)
 
 
 @cache
@@ -174,11 +179,13 @@ def _matmul(contact: Contact, function: Any, args: Any, kwargs: dict[str, Any]) 
     given = [*args, *kwargs.values()]
     if len(given) != 2 or not all(isinstance(t, Tensor) and t.dim() for t in given):
         return None
-    sides = given[::-1] if function in _REFLECTED else given
+    # Arguments that are all named may have any order.
+    turned = function in _REFLECTED or (not args and next(iter(kwargs)) != "input")
+    sides = given[::-1] if turned else given
     terms = _matmul_terms(*(tuple(t.shape) for t in sides))
     first = 0 if sides[0] is given[contact.source or 0] else 1
     equation = Equation(terms[first], terms[1 - first], terms[2])
-    at = (first, 1 - first) if function not in _REFLECTED else (1 - first, first)
+    at = (1 - first, first) if turned else (first, 1 - first)
     return Product(equation, sides[first], sides[1 - first], at)
 
 
@@ -236,7 +243,16 @@ def _einsum(contact: Contact, function: Any, args: Any, kwargs: dict[str, Any]) 
     fits = all(size[a] == tensors[at].shape[k] for k, a in enumerate(batch))
     if not arrow or not once or not fits or any(size[a] != 1 for a in alone):
         return None
+    if not _of_one_type(*tensors):
+        return None
     return Product(Equation(batch, weight, right), tensors[at], tensors[1 - at], (at + 1, 2 - at))
+
+
+def _of_one_type(first: Tensor, second: Tensor) -> bool:
+    """Tell whether two tensors have one type, or are cast to one as `torch.autocast` does."""
+    floating = first.is_floating_point() and second.is_floating_point()
+    cast = floating and torch.is_autocast_enabled(first.device.type)
+    return cast or first.dtype == second.dtype
 
 
 def _operands(args: Any) -> list[Tensor]:

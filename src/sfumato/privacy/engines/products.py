@@ -165,7 +165,7 @@ class _Product(torch.autograd.Function):
         equation, examples = ctx.settings
         needs_x, _, _, needs_weight, needs_bias, needs_result = ctx.needs_input_grad[:6]
         dx = dw = db = None
-        matrices = equation.matrices(weight)
+        matrices = equation.matrices(weight).conj()
         ds = d.reshape(examples, -1, *matrices.shape[:2])
         if needs_x:
             if len(matrices) == 1:
@@ -173,7 +173,7 @@ class _Product(torch.autograd.Function):
             else:
                 dx = torch.bmm(d.transpose(0, 1), matrices).transpose(0, 1)
         if needs_weight:
-            xs = x.reshape(examples, -1, *x.shape[1:])
+            xs = x.conj().reshape(examples, -1, *x.shape[1:])
             dw = equation.gradients(ds, xs, tuple(weight.shape))
         if needs_bias:
             db = ds.sum((1, 2))
