@@ -200,6 +200,23 @@ def test_views_may_follow_a_product_of_matrices(groups: int) -> None:
         )
 
 
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("value", [0.0, 0.3])
+def test_a_weight_of_zeros_does_not_hide_the_order_of_rows(views: int, value: float) -> None:
+    """As of an adapter or a last layer at its start, on tokens before the rows of the batch."""
+
+    def multiply(x: Tensor, w: Tensor) -> Tensor:
+        tokens = x.transpose(0, 1).reshape(-1, 3)
+        y = F.linear(tokens, w[:3]) * w[3] + w[4]
+        y = torch.einsum("ni,io->no", tokens + y, w[5:])
+        return y.view(4, len(x), 3).transpose(0, 1) + x
+
+    model = Multiplying(multiply, (4, 3), (8, 3))
+    with torch.no_grad():
+        model.weight[:5] = value
+    compare(model, 3, views, torch.float64)
+
+
 def test_a_shift_of_all_outputs_together_is_no_bias_of_a_linear_layer() -> None:
     class Shifted(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

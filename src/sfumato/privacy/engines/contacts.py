@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.engines.leaves import NotPerOperator
-from sfumato.privacy.engines.recorded_calls import Given, Key, Recording, recorded
+from sfumato.privacy.engines.recorded_calls import Change, Given, Key, Recording, recorded
 from sfumato.privacy.engines.row_place import Place, locate
 from sfumato.privacy.numerics.model_state import undisturbed
 
@@ -104,9 +104,10 @@ def find_contacts(
         contacts, others = _classified(names, two, three)
         if any(c.place.each > 1 or c.output.each > 1 for c in contacts):
             # A learned query is the same in every row: its rows are told apart by the change too.
-            places = {c.call: c.output for c in contacts if c.output.each == 1}
+            # So are those of a weight of zeros, whose products are the same in every row.
+            changes = {c.call: found for c in contacts if (found := _change(c, three)) is not None}
             inputs = _inputs(x, 3, change=True)
-            changed = recorded(model, inputs, counted, opaque, names, changed=places)
+            changed = recorded(model, inputs, counted, opaque, names, changed=changes)
             _check_same_calls(three, changed)
             contacts = [_ordered(contact, three, changed) for contact in contacts]
     return contacts, others, two
@@ -226,6 +227,17 @@ def _ordered(contact: Contact, run: Recording, changed: Recording) -> Contact:
     before, after = dict(a.inputs)[contact.source], dict(b.inputs)[contact.source]
     place = _order(contact.place, run.tensors[before], changed.tensors[after])
     return replace(contact, place=place, output=output)
+
+
+def _change(contact: Contact, run: Recording) -> Change | None:
+    """Other values in the last row of a contact's result, wherever its indices lie."""
+    place, output = contact.place, contact.output
+    if output.each == 1:
+        return Change(output)
+    if contact.source is None or place.each != output.each:
+        return None
+    before = run.tensors[dict(run.calls[contact.call].inputs)[contact.source]]
+    return Change(output, (contact.source, place.dim, before.detach()))
 
 
 def _grown(shape: tuple[int, ...], place: Place) -> bool:

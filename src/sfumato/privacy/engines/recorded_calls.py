@@ -119,9 +119,43 @@ def _without_dispatch(function: Any) -> Callable[..., Any]:
     return copy
 
 
+@dataclass(frozen=True)
+class Change:
+    """Other values in the last row of the result of a call.
+
+    Attributes:
+        place: The place of rows in the result.
+        like: The position of an argument, the dimension of its rows and its values without a
+            change, where indices that belong to the last row are those that changed in it; None
+            where each row has one index.
+    """
+
+    place: Place
+    like: tuple[int, int, Tensor] | None = None
+
+    def of(self, result: Any, given: list[Any]) -> Any:
+        """The result of the call with these arguments, changed if it is a tensor of numbers."""
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        other = result.clone()
+        rows = other.movedim(self.place.dim, 0)
+        if self.like is None:
+            rows[-1] += 1
+            return other
+        at, dim, before = self.like
+        if given[at].shape == before.shape:
+            moved = (given[at] != before).movedim(dim, 0).reshape(len(rows), -1).any(1)
+            index = torch.arange(len(rows), device=rows.device)
+            last = index // self.place.each == 2, index % 3 == 2
+            # What is changed in place later is compared with other values here.
+            if any(bool((moved <= own).all()) for own in last):
+                rows[moved] += 1
+        return other
+
+
 class _Recorder(Opening):
     def __init__(
-        self, counted: Container[Any], names: dict[int, str], changed: dict[int, Place]
+        self, counted: Container[Any], names: dict[int, str], changed: dict[int, Change]
     ) -> None:
         super().__init__()
         self.counted, self.numbers, self.found = counted, Numbers(names), Recording()
@@ -138,9 +172,9 @@ class _Recorder(Opening):
         template = tree_map_only(Tensor, lambda t: Nth(self.found.of(t)), (tuple(args), kwargs))
         number = self.numbers.key(func, given)[2] if func in self.counted else None
         result = func(*args, **kwargs)
-        place = self._changed.get(len(self.found.calls))
-        if place is not None and not any(result is t for t in given):
-            result = _with_another_row(result, place)
+        change = self._changed.get(len(self.found.calls))
+        if change is not None and not any(result is t for t in given):
+            result = change.of(result, given)
         outputs = [t for t in flat((result,), {}) if isinstance(t, Tensor)]
         if func is Tensor.__setitem__:
             outputs = [args[0]]
@@ -150,15 +184,6 @@ class _Recorder(Opening):
         return result
 
 
-def _with_another_row(result: Any, place: Place) -> Any:
-    """The result of a call with other values in the last row, if it is a tensor."""
-    if not isinstance(result, Tensor) or not result.is_floating_point():
-        return result
-    other = result.clone()
-    other.select(place.dim, -1).add_(1)
-    return other
-
-
 def recorded(
     model: nn.Module,
     x: Tensor,
@@ -166,7 +191,7 @@ def recorded(
     opaque: Container[nn.Module],
     names: dict[int, str],
     *,
-    changed: dict[int, Place] | None = None,
+    changed: dict[int, Change] | None = None,
 ) -> Recording:
     """The calls of a run of a model.
 
@@ -176,8 +201,7 @@ def recorded(
         counted: Functions whose calls are numbered.
         opaque: Modules whose own calls are not looked at.
         names: Names of the trained parameters by identity.
-        changed: Places of rows in the results of some calls, by their numbers, in whose last row
-            other values are put.
+        changed: Changes of the results of some calls, by their numbers.
     """
     recorder = _Recorder(counted, names, changed or {})
     recorder.found.of(x)
