@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from sfumato.privacy import PerExample
 from sfumato.privacy.checks.agreement import errors
 from sfumato.privacy.clipping import Flat
 from sfumato.privacy.engines import book_keeping
@@ -225,3 +226,21 @@ def test_a_shift_of_all_outputs_together_is_no_bias_of_a_linear_layer() -> None:
     model, x = Shifted(4, 3), torch.randn(3, 4)
     with pytest.raises(NotPerOperator):
         Operators(Objective(model)).gradients(x, torch.arange(3))
+
+
+@pytest.mark.parametrize(
+    "multiply", [F.linear, lambda x, w: torch.einsum("bi,oi->bo", x, w)], ids=["linear", "einsum"]
+)
+def test_a_product_that_is_differentiated_twice_is_left_to_other_engines(
+    multiply: Multiply,
+) -> None:
+    def force(x: Tensor, w: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = multiply(x, w).tanh().square().sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    model, x, y = Multiplying(force, (4,), (5, 4)), torch.randn(3, 4), torch.arange(3)
+    with pytest.raises(NotPerOperator, match="twice"):
+        Operators(Objective(model)).gradients(x, y)
+    assert max(errors(PerExample(model)(x, y), one_at_a_time(model, x, y)).values()) < 1e-4

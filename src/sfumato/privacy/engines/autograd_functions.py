@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.privacy.engines.leaves import NotPerOperator
 from sfumato.privacy.engines.volume_gradients import Sizes, filter_gradients
 
 
@@ -26,10 +27,16 @@ def unobserved(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     No parameter meets the batch in its operators, which are many and small. What was saved is
     unpacked before, because a checkpoint runs its part of the model again then.
+
+    Raises:
+        NotPerOperator: The backward pass is differentiated itself, as that of a penalty on the
+            gradient of the inputs: its results have no graph back to the leaves.
     """
 
     @functools.wraps(backward)
     def run(ctx: Any, *gradients: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise NotPerOperator("a parameter meets the batch in an operator differentiated twice")
         saved = ctx.saved_tensors
         with torch._C.DisableTorchFunction():
             return backward(ctx, saved, *gradients)
