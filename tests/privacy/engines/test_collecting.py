@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 from sfumato.privacy import PerExample
 from sfumato.privacy.checks.agreement import errors
@@ -56,6 +58,15 @@ def test_what_weights_have_in_common_is_differentiated_once() -> None:
     model.table.register_forward_hook(lambda *given: given[2].register_hook(calls.append) and None)
     Operators(Objective(model)).gradients(torch.randn(4, WIDTH), torch.arange(4) % 3)
     assert len(calls) == 1
+
+
+def test_weights_may_be_computed_once_for_several_passes() -> None:
+    model, y = nn.Sequential(weight_norm(nn.Linear(WIDTH, 4)), nn.Linear(4, 3)), torch.arange(4) % 3
+    engine, x = Operators(Objective(model)), torch.randn(2, 4, WIDTH)
+    with parametrize.cached():
+        found = [engine.gradients(own, y) for own in x]
+    for own, gradients in zip(x, found, strict=True):
+        assert max(errors(gradients, one_at_a_time(model, own, y)).values()) < 1e-4
 
 
 @pytest.mark.parametrize("when", ["between", "after"])

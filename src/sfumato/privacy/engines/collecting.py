@@ -94,7 +94,10 @@ def _pulled_back(
     if not found:
         return
     weights, own = zip(*found, strict=True)
-    mapped = torch.autograd.grad(weights, theta, own, is_grads_batched=True, allow_unused=True)
+    # Weights may be used again after this pass, as under `parametrize.cached`.
+    mapped = torch.autograd.grad(
+        weights, theta, own, is_grads_batched=True, allow_unused=True, retain_graph=True
+    )
     for parameter, grad in zip(theta, mapped, strict=True):
         if grad is not None:
             yield id(parameter), grad
