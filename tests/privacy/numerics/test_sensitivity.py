@@ -23,7 +23,7 @@ from sfumato.privacy import (
 from sfumato.privacy.clipping import ClippingRule
 from sfumato.privacy.engines.book_keeping import DeferredFilters, DeferredProduct
 from sfumato.privacy.engines.stored_gradients import Matrix
-from sfumato.privacy.numerics.rescaling import LARGEST, rescaled
+from sfumato.privacy.numerics.rescaling import LARGEST, _within, rescaled
 
 
 class Given(nn.Module):
@@ -210,6 +210,16 @@ def test_what_is_out_of_range_adds_exactly_nothing() -> None:
     assert safe.flatten().tolist() == scaled.flatten().tolist() == [1.0, 0, 0, 0, 0, 0]
     both = rescaled(x, d, torch.tensor([1.0, 1.0, 1.0]), 2)
     assert not bool(torch.cat(both).any(1).view(2, 3, 2)[:, 1:].any()), "a view spoils its example"
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 1e16, -1e16])
+def test_examples_out_of_range_are_found_among_complex_numbers_and_no_numbers(bad: float) -> None:
+    real = torch.ones(3, 4)
+    real[1, 2] = bad
+    assert _within(real, 1).tolist() == [True, False, True]
+    assert _within(torch.complex(torch.ones(3, 4), real), 1).tolist() == [True, False, True]
+    assert _within(torch.zeros(4, 0), 2).tolist() == [True, True]
+    assert _within(real[[0, 0, 1, 2]], 2).tolist() == [True, False]
 
 
 def test_the_compiled_pass_has_the_same_guard() -> None:

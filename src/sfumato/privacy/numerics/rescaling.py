@@ -43,7 +43,10 @@ def _rows(each: Tensor, views: int, like: Tensor) -> Tensor:
 
 def _within(t: Tensor, views: int) -> Tensor:
     """The examples `(examples,)` all of whose numbers are finite and in range."""
-    # The largest number is NaN where one is, and a comparison with NaN is false.
     flat = t.flatten(1)
-    rows = (flat.amax(1) <= LARGEST) & (flat.amin(1) >= -LARGEST)
+    if t.is_complex() or not flat.shape[1]:
+        rows = (flat.abs() <= LARGEST).all(1)
+    else:
+        # The largest number is NaN where one is, and a comparison with NaN is false.
+        rows = (flat.amax(1) <= LARGEST) & (flat.amin(1) >= -LARGEST)
     return rows.view(t.shape[0] // views, views).all(1)
