@@ -14,11 +14,12 @@ BEGIN = "<!-- sfumato reproduce --render: begin -->"
 END = "<!-- sfumato reproduce --render: end -->"
 
 SHOWN = {
-    "sfumato/leaves-cifar10-eps1": "CIFAR-10, from weights that have seen no photograph",
-    "sfumato/leaves-cifar10-eps3": "the same",
+    "sfumato/fixed-layers-cifar10-eps1": "CIFAR-10, a linear layer on weights that have seen no "
+    "photograph, on a CPU",
+    "sfumato/leaves-cifar10-eps3": "CIFAR-10, the whole network from such weights",
     "sfumato/leaves-cifar10-eps8": "the same",
     "equivariant/eq-resnet9-d4-cifar10-eps2": "CIFAR-10, from scratch",
-    "sfumato/fixed-layers-fashion-eps2.7": "Fashion-MNIST, a linear layer alone, on a CPU",
+    "sfumato/fixed-layers-fashion-eps2.7": "Fashion-MNIST, a linear layer, on a CPU",
     "sfumato/fixed-layers-mnist-eps2.93": "MNIST, the same",
 }
 """Rows that the README shows, and what it calls them."""
