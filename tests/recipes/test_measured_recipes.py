@@ -30,7 +30,7 @@ _ALIKE: dict[str, Any] = {
 _LAYERS: dict[str, Any] = _ALIKE | {
     "model.name": "eq-resnet9-d4",
     "model.options": {"reads": ["conv3"], "grid": 5, "mirror": True},
-    "start.source": "dead-leaves",
+    "start.source": "drawn-mixture",
     "start.how": "transfer",
     "start.reset": ["head", "conv4", "res2"],
     "start.zero": ["head"],
@@ -49,6 +49,7 @@ MEASURED: dict[str, dict[str, Any]] = {
             "whiten": 0.5,
             "mirror": False,
         },
+        "start.source": "dead-leaves",
         "optimizer.lr": 0.33,
     },
     "wavelets": _ALIKE

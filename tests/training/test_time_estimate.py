@@ -43,7 +43,7 @@ def test_what_takes_minutes_is_advised() -> None:
         assert f"recipe '{name}' is taken" in words
         assert "sfumato train images --data 'my scans' --epsilon 8" in words
     last = recipes.find("last-layer")
-    assert last.start.train == ["head"] and last.start.source == "dead-leaves"
+    assert last.start.train == ["head"] and last.start.source == "drawn-mixture"
     for quick in map(recipes.find, (QUICK, QUICK_GREY, "wavelets")):
         assert quick.training.views == 1 and not quick.augment.flip, "layers would not run once"
 

@@ -17,6 +17,9 @@ from sfumato.text import quick_name
 Curve = Mapping[int, float]
 """Accuracy by number of training images."""
 
+CHANCE = 0.01
+"""A difference of accuracies that tells nothing."""
+
 CIFAR10 = "CIFAR-10"
 FASHION = "Fashion-MNIST"
 
@@ -24,8 +27,8 @@ MEASURED: Mapping[tuple[str, str, float], Curve] = {
     ("images", CIFAR10, 3.0): {1000: 0.300, 5000: 0.575, 20_000: 0.711},
     ("images", CIFAR10, 8.0): {1000: 0.428, 5000: 0.658, 20_000: 0.745},
     ("images", FASHION, 3.0): {1000: 0.639, 4000: 0.776, 10_000: 0.814},
-    ("last-layer", CIFAR10, 3.0): {1000: 0.471, 5000: 0.612, 20_000: 0.704},
-    ("last-layer", CIFAR10, 8.0): {1000: 0.552, 5000: 0.663, 20_000: 0.730},
+    ("last-layer", CIFAR10, 3.0): {1000: 0.479, 5000: 0.631, 20_000: 0.715},
+    ("last-layer", CIFAR10, 8.0): {1000: 0.559, 5000: 0.674, 20_000: 0.731},
     ("wavelets", CIFAR10, 3.0): {1000: 0.323, 5000: 0.491},
     ("last-layer", FASHION, 3.0): {1000: 0.770, 4000: 0.832, 10_000: 0.865},
     ("last-layer-grey", FASHION, 3.0): {1000: 0.787, 4000: 0.855, 10_000: 0.882},
@@ -95,8 +98,8 @@ def expected_accuracy(
 def better_last_layer(examples: int, epsilon: float, *, grey: bool) -> bool:
     """Tell whether a last layer on fixed ones was more accurate than the whole network.
 
-    It was ahead at the measured epsilons on both sides of this one. Never for more examples than it
-    was measured with.
+    It was ahead, by more than chance, at the measured epsilons on both sides of this one. Never for
+    more examples than it was measured with.
 
     Args:
         examples: Number of training examples.
@@ -111,7 +114,7 @@ def better_last_layer(examples: int, epsilon: float, *, grey: bool) -> bool:
         whole = expected_accuracy("images", examples, budget, grey=grey)
         last = expected_accuracy(last_layer, examples, budget, grey=grey)
         assert whole is not None and last is not None
-        if last.accuracy <= whole.accuracy or last.images < examples:
+        if last.accuracy <= whole.accuracy + CHANCE or last.images < examples:
             return False
     return True
 

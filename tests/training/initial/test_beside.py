@@ -22,6 +22,7 @@ from sfumato.training.classifier import Description, load, save_weights
 from sfumato.training.initial.start import open_donor
 
 BOTH = {
+    "start.source": "dead-leaves",
     "start.beside": "drawn-mixture",
     "start.reset": ["head", "conv4", "res2", "beside.head", "beside.conv4", "beside.res2"],
     "model.options": {"reads": ["conv3"], "grid": 2, "mirror": True, "beside": True},

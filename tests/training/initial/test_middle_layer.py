@@ -58,7 +58,7 @@ def test_a_run_keeps_the_layers_and_their_features(
     loaded = sfumato.load(tmp_path / "run")
 
     # The layers are those of the packaged start, and those behind the block are not stored.
-    path = starts.find("dead-leaves", "eq-resnet9-d4")
+    path = starts.find("drawn-mixture", "eq-resnet9-d4")
     assert path is not None
     _, start = read_weights(path)
     parameters = dict(loaded.network.named_parameters())
