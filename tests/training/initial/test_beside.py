@@ -19,6 +19,7 @@ from sfumato.privacy.accounting.exposure import Exposure
 from sfumato.recipe import Recipe
 from sfumato.reproduce.row import Row
 from sfumato.training.classifier import Description, load, save_weights
+from sfumato.training.initial.parameters import matching
 from sfumato.training.initial.start import open_donor
 
 BOTH = {
@@ -98,6 +99,22 @@ def test_two_networks_see_images_alike(tmp_path: Path) -> None:
     other = saved(tmp_path / "other.safetensors", drawn, mean=0.4)
     with pytest.raises(UserError, match="other channels or normalisation"):
         open_donor(with_both(**{"start.beside": other}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"start.beside": ""}, "Name the weights of the second network in start.beside"),
+        ({"model.options": {"reads": ["conv3"]}}, "is for a model with a second network"),
+    ],
+)
+def test_two_networks_and_two_sources_go_together(changes: dict[str, Any], advice: str) -> None:
+    chosen = with_both(**changes, **{"start.reset": ["head", "conv4", "res2"]})
+    donor = open_donor(chosen)
+    assert donor is not None
+    model = create(chosen.model.name, classes=3, **chosen.model.options)
+    with pytest.raises(UserError, match=advice):
+        matching(model, donor, chosen.start, classes=3)
 
 
 def test_a_second_source_needs_a_first() -> None:

@@ -18,7 +18,7 @@ from sfumato.privacy.statement import upwards
 from sfumato.recipe import Recipe
 from sfumato.settings import Start
 from sfumato.training.initial.drawn_statistics import fitted_names
-from sfumato.training.initial.start import Donor, Origin, spent
+from sfumato.training.initial.start import BESIDE, Donor, Origin, spent
 
 HEAD = "head"
 """The name of the last layer in every model of the registry."""
@@ -164,8 +164,19 @@ def matching(
             f"{d.channels}x{d.size[0]}x{d.size[1]} images) does not match this run's model: "
             f"{len(taken)} of {len(mine)} parameters match in name and shape, but {reason}. Use "
             "the same model and options, or name in start.reset what to draw anew."
+            + _about_second(mine, theirs)
         )
     return taken, fresh
+
+
+def _about_second(mine: Collection[str], theirs: Collection[str]) -> str:
+    """Advice where only the model, or only the start, has a second network."""
+    here, there = (any(matches(BESIDE, name) for name in names) for names in (mine, theirs))
+    if here and not there:
+        return " Name the weights of the second network in start.beside."
+    if there and not here:
+        return " start.beside is for a model with a second network, see the option 'beside'."
+    return ""
 
 
 def _but_for_classes(shape: tuple[int, ...], classes: int) -> tuple[int | None, ...]:
