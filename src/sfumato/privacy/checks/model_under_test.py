@@ -95,14 +95,14 @@ class Draws:
         return joined(each.view(examples, images, *each.shape[1:]), there)
 
     def targets(self, rows: int) -> Tensor:
-        """Targets of so many single images."""
+        """Targets of single images, one for each row."""
         if self.labels is None:
             return _repeated(self.like_y, rows)
         return random_targets(self.like_y, self.labels, rows)
 
 
 def _repeated(y: Tensor, count: int) -> Tensor:
-    """So many targets, from the first on and again."""
+    """The first `count` targets, which repeat if there are fewer."""
     return y[torch.arange(count, device=y.device) % y.shape[0]]
 
 

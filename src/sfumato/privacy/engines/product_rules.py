@@ -312,7 +312,7 @@ READINGS: dict[Any, Reading] = {
     **dict.fromkeys(methods("addmm"), _addmm),
     **dict.fromkeys(_EINSUM, _einsum),
 }
-"""How a call of each function is read as a product."""
+"""The reading of each function's calls as products."""
 
 PRODUCTS: dict[Any, Rule] = dict.fromkeys(READINGS, multiplied)
 """The rules of products by their functions."""
