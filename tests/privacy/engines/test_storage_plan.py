@@ -17,6 +17,9 @@ from sfumato.privacy.engines.storage_plan import (
     room,
 )
 
+PER_PARAMETER = 16
+"""Bytes of a step for each trained number."""
+
 
 def layer(name: str, channels: int, positions: int, views: int = 1) -> Convolution:
     at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), views)
@@ -105,8 +108,12 @@ def test_room_is_a_share_of_what_the_backward_pass_keeps() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
     # Of each row: the convolution's input, and ReLU's output, which the last layer shares.
     numbers = 3 * 16 + 8 * 16
+    found = room(model.requires_grad_(False), torch.randn(1, 3, 4, 4), 100)
+    assert found == 0  # Nothing is stored for a backward pass that nothing needs.
+    model.requires_grad_()
+    trained = sum(p.numel() for p in model.parameters())
     found = room(model, torch.randn(1, 3, 4, 4), 100)
-    assert found == int(SHARE * 2 * numbers * 100)
+    assert found == int(SHARE * 2 * numbers * 100) - PER_PARAMETER * trained
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -117,11 +124,19 @@ def test_room_counts_rows_in_any_dimension() -> None:
 
     assert room(Turned(), torch.randn(1, 4, requires_grad=True), 5) == 0  # the input is not trained
     model = nn.Sequential(nn.Linear(4, 4), Turned())
-    assert room(model, torch.randn(1, 4), 5) == int(SHARE * 2 * 8 * 5)
+    expected = int(SHARE * 2 * 8 * 500) - PER_PARAMETER * (4 * 4 + 4)
+    assert room(model, torch.randn(1, 4), 500) == expected
+
+
+def test_many_parameters_leave_no_room_beside_few_rows() -> None:
+    model = nn.Linear(4, 100)
+    assert room(model, torch.randn(1, 4), 5) == 0
+    assert room(model, torch.randn(1, 4), 5000) > 0
 
 
 def test_weights_take_no_part_in_the_room() -> None:
     wide = nn.Sequential(nn.Flatten(), nn.Linear(4, 1000), nn.Linear(1000, 2))
     with torch.no_grad():
-        found = room(wide, torch.randn(1, 4), 3)
-    assert found == int(SHARE * 2 * 1004 * 3)
+        found = room(wide, torch.randn(1, 4), 300)
+    trained = sum(p.numel() for p in wide.parameters())
+    assert found == int(SHARE * 2 * 1004 * 300) - PER_PARAMETER * trained

@@ -29,6 +29,8 @@ _NARROW_BYTES = 2
 """Bytes of a number in bfloat16."""
 SHARE = 2 / 3
 """Bytes of stored gradients for each byte that the backward pass stores anyway."""
+_PARAMETER_BYTES = 16
+"""Bytes of a step for each trained number: sum and noise in float32, the total in float64."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,9 @@ def plan(layers: Sequence[Convolution], examples: int, *, memory: int) -> dict[s
 def room(model: nn.Module, row: Tensor, rows: int) -> int:
     """Bytes that stored gradients may take beside what a backward pass stores for these rows.
 
+    What a private step keeps of every parameter is taken from them: with few rows and many
+    parameters it is most of the memory that privacy costs.
+
     Args:
         model: The model.
         row: An input of one row; its values are not used.
@@ -136,7 +141,9 @@ def room(model: nn.Module, row: Tensor, rows: int) -> int:
         del output
         return sum(t.numel() for t in found.values())
 
-    return int(SHARE * _NARROW_BYTES * (kept(2) - kept(1)) * rows)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    beside = SHARE * _NARROW_BYTES * (kept(2) - kept(1)) * rows
+    return max(0, int(beside) - _PARAMETER_BYTES * trained)
 
 
 def by_outputs(inputs: int, outputs: int, views: int) -> bool:
