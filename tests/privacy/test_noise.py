@@ -112,3 +112,20 @@ def test_parts_of_a_sum_have_the_noise_of_the_whole(parts: int) -> None:
         part = total[start : start + size]
         found.append(GaussianNoise(1.0).add(part, sensitivity=1.0, stream=own))
     assert torch.equal(torch.cat(found), whole)
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 1.3])
+@pytest.mark.parametrize("count", [0, 5, 64, 1000, 1003])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_means_are_noisy_sums_over_the_batch_in_any_parts(
+    multiplier: float, count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before, noise = total.clone(), GaussianNoise(multiplier)
+    wanted = noise.add(total, sensitivity=0.7, stream=stream()) / 3.0
+    for at_once, parts in ((1 << 20, 8), (100, 8), (1, 3)):
+        monkeypatch.setattr("sfumato.privacy.noise._AT_ONCE", at_once)
+        monkeypatch.setattr("sfumato.privacy.noise._PARTS", parts)
+        found = noise.means(total, 3.0, sensitivity=0.7, stream=stream(), dtype=dtype)
+        assert found.dtype == dtype and torch.equal(found, wanted.to(dtype))
+    assert torch.equal(total, before)  # The sum itself is left as it was.

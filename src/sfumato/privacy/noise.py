@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UserError
+from sfumato.kernels.chacha20 import WORDS
 from sfumato.privacy.numerics.randomness import Keystream
 
 GRID_BITS = 12
 """Noisy sums are multiples of 2^-12 standard deviations of the noise, or of up to half as much."""
+
+_AT_ONCE = 1 << 20
+"""Least number of coordinates whose noise is drawn at once."""
+_PARTS = 8
+"""Most parts in which noise is drawn: each takes some launches on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,36 @@ class GaussianNoise:
         if self.multiplier == 0:
             return total
         deviation = self.multiplier * sensitivity
+        step = grid(deviation)
         noise = stream.normals(total.numel(), total.device).mul_(deviation)
         wide = total.to(device=noise.device, dtype=noise.dtype)
-        noisy = wide + shaped_like(noise, wide)
-        step = grid(deviation)
-        return noisy.mul_(1 / step).round_().mul_(step)
+        return shaped_like(noise, wide).add_(wide).mul_(1 / step).round_().mul_(step)
+
+    def means(
+        self, total: Tensor, batch: float, *, sensitivity: float, stream: Keystream,
+        dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        """A sum with noise over the expected batch: that of `add`, computed in parts.
+
+        Beside a large model in float64 the noise of a whole release is much memory.
+
+        Args:
+            total: The sum, a vector.
+            batch: The expected batch.
+            sensitivity: As for `add`.
+            stream: As for `add`.
+            dtype: Precision of the result; until it is rounded to that, it is in float64.
+        """
+        size = max(_AT_ONCE, -(-len(total) // _PARTS))
+        size = -(-size // WORDS) * WORDS  # A part begins with a block of the cipher.
+        found: Tensor | None = None
+        for start in range(0, len(total), size):
+            part = total[start : start + size]
+            noisy = self.add(part, sensitivity=sensitivity, stream=stream) / batch
+            if found is None:
+                found = noisy.new_empty(len(total), dtype=dtype)
+            found[start : start + size] = noisy
+        return total.to(dtype) if found is None else found
 
 
 def grid(deviation: float) -> float:

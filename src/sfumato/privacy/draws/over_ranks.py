@@ -86,11 +86,13 @@ class Release:
         stream = self.randomness.stream(self.number, "noise")
         stream.skip(ranks.rank * len(part))
         noise = GaussianNoise(self.rule.gradient_noise(self.event.noise_multiplier))
-        means = noise.add(part, sensitivity=self.rule.sensitivity, stream=stream)
-        means = means / self.sampler.batch
+        # Rounded here, there is half as much to keep and to send.
+        narrow = all(p.dtype == torch.float32 for p in self.parameters.values())
+        means = noise.means(
+            part, self.sampler.batch, sensitivity=self.rule.sensitivity, stream=stream,
+            dtype=torch.float32 if narrow else torch.float64,
+        )  # fmt: skip
         if ranks.size > 1:
-            if all(p.dtype == torch.float32 for p in self.parameters.values()):
-                means = means.float()  # Half as much to send, and rounded as on one rank.
             count = sum(p.numel() for p in self.parameters.values())
             means = ranks.gather(means).flatten()[:count]
         return sums.split(means, self.parameters)
