@@ -15,10 +15,11 @@ from sfumato.privacy.numerics.randomness import Keystream
 GRID_BITS = 12
 """Noisy sums are multiples of 2^-12 standard deviations of the noise, or of up to half as much."""
 
-_AT_ONCE = 1 << 20
-"""Least number of coordinates whose noise is drawn at once."""
-_PARTS = 8
-"""Most parts in which noise is drawn: each takes some launches on a GPU."""
+_AT_ONCE = {"cpu": 1 << 17}
+"""Coordinates whose noise is drawn at once, by kind of device: on a CPU as many as caches hold."""
+_AT_ONCE_ELSEWHERE = 1 << 20
+_PARTS_ELSEWHERE = 8
+"""Most parts in which noise is drawn on a GPU, where each takes some launches."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,16 @@ class GaussianNoise:
             stream: As for `add`.
             dtype: Precision of the result; until it is rounded to that, it is in float64.
         """
-        size = max(_AT_ONCE, -(-len(total) // _PARTS))
+        largest = max(_AT_ONCE_ELSEWHERE, -(-len(total) // _PARTS_ELSEWHERE))
+        size = _AT_ONCE.get(total.device.type, largest)
         size = -(-size // WORDS) * WORDS  # A part begins with a block of the cipher.
         found: Tensor | None = None
         for start in range(0, len(total), size):
             part = total[start : start + size]
-            noisy = self.add(part, sensitivity=sensitivity, stream=stream) / batch
+            noisy = self.add(part, sensitivity=sensitivity, stream=stream)
             if found is None:
                 found = noisy.new_empty(len(total), dtype=dtype)
-            found[start : start + size] = noisy
+            torch.div(noisy, batch, out=found[start : start + size])
         return total.to(dtype) if found is None else found
 
 
