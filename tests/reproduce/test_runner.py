@@ -269,6 +269,19 @@ def test_the_best_setting_may_start_from_another_run(tmp_path: Path) -> None:
     assert [e.row for e in outcome.done] == ["tiny/better", "tiny/after"], outcome.failed
 
 
+def test_the_best_setting_may_start_from_the_best_run_of_another_row(tmp_path: Path) -> None:
+    source, kept = row("source", best={"privacy.epsilon": 1.0}), {"start.same_data": True}
+    after = row("after", needs=source, changes=kept, best={}, best_after="best")
+    plain = row("after", needs=source, changes=kept, best={})
+    assert [after.start_setting(s) for s in ("published", "best")] == ["published", "best"]
+    assert after.fingerprint("published") == plain.fingerprint("published")
+    assert after.fingerprint("best") != plain.fingerprint("best")
+    assert Job(after, "best", 2).start == Job(source, "best", 2)
+    outcome = tiny(tmp_path).run([Job(after, "best", 0)], after=ignore)
+    done = [(e.row, e.setting) for e in outcome.done]
+    assert done == [("tiny/source", "best"), ("tiny/after", "best")], outcome.failed
+
+
 @pytest.mark.slow
 def test_all_seeds_of_a_row_may_share_one_start(tmp_path: Path) -> None:
     source, kept = row("source", changes={"privacy.epsilon": 1.0}), {"start.same_data": True}

@@ -28,7 +28,8 @@ class Job:
         start = self.row.start_of(self.setting)
         if start is None:
             return None
-        return Job(start, "published", 0 if self.row.one_start else self.seed)
+        seed = 0 if self.row.one_start else self.seed
+        return Job(start, self.row.start_setting(self.setting), seed)
 
     def __str__(self) -> str:
         return f"{self.row.id}, {self.setting}, seed {self.seed}"

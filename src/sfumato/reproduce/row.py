@@ -45,6 +45,7 @@ class Row:
             changes nothing, has no such setting unless there is more.
         needs: The row whose run this one starts from.
         best_needs: The row that `best` starts from, if it is another.
+        best_after: The setting of the run that `best` starts from.
         one_start: Whether every seed starts from that row's seed 0, instead of its own.
         answers: Rows of papers, by id, whose page mentions the result of this one.
         alias: Another name for the row.
@@ -62,6 +63,7 @@ class Row:
     best: Mapping[str, Any] = field(default_factory=lambda: PLD)
     needs: Row | None = None
     best_needs: Row | None = None
+    best_after: Setting = "published"
     one_start: bool = False
     answers: tuple[str, ...] = ()
     alias: str = ""
@@ -94,8 +96,12 @@ class Row:
         return _packaged(self.recipe).replace(changes)
 
     def start_of(self, setting: Setting) -> Row | None:
-        """The row whose run, as published, this one starts from."""
+        """The row whose run this one starts from."""
         return self.best_needs if setting == "best" and self.best_needs else self.needs
+
+    def start_setting(self, setting: Setting) -> Setting:
+        """The setting of the run that this one starts from."""
+        return self.best_after if setting == "best" else "published"
 
     def start_changes(self) -> dict[str, Any]:
         """Settings that apply only together with the run that this one starts from."""
@@ -123,7 +129,8 @@ class Row:
             if key not in (*_NO_MATTER, "name", "about")
         }
         if start := self.start_of(setting):
-            kept |= {"needs": start.fingerprint("published"), **self.start_changes()}
+            before = start.fingerprint(self.start_setting(setting))
+            kept |= {"needs": before, **self.start_changes()}
             kept |= {"one_start": True} if self.one_start else {}
         for key in ("source", "beside"):
             if weights := starts.find(getattr(recipe.start, key), recipe.model.name):
