@@ -23,6 +23,7 @@ from sfumato.reproduce.results_file import Entry
 from sfumato.reproduce.row import Row, Setting
 from sfumato.reproduce.verdicts import standing
 from sfumato.training import checkpoint, run_folder
+from sfumato.training.initial.shared_features import sharing_features
 from sfumato.training.loop import Stopped
 from sfumato.training.pipeline import resume, train
 from sfumato.training.reporter import Progress, Reporter, Silent
@@ -151,6 +152,7 @@ class Runner:
         jobs = [Job(row, setting, seed) for seed in range(seeds) for row, setting in wanted]
         return [job for job in jobs[part] if job.seed not in done[job.row.id, job.setting]]
 
+    @sharing_features()
     def run(self, jobs: Sequence[Job], *, after: Callable[[Entry], None]) -> Outcome:
         """Run jobs in order until they are done or the time is up.
 

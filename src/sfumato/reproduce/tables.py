@@ -114,7 +114,7 @@ def _page(paper: Paper, entries: Sequence[Entry], pictures: Sequence[Picture]) -
         named = "; ".join(f"{name} ({count} runs)" for name, count in machines.most_common())
         lines += [
             f"Ours ran on: {named}. Minutes are of training, compilation included, the median over "
-            "seeds; runs may have shared a device.",
+            "seeds; runs may have shared a device, a compilation, or features of fixed layers.",
             "",
         ]
     for source, rows in paper.sources():

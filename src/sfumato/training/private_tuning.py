@@ -32,6 +32,7 @@ from sfumato.privacy.accounting.accountants import merge
 from sfumato.privacy.numerics.randomness import Randomness
 from sfumato.recipe import Recipe, differences
 from sfumato.training import run_folder
+from sfumato.training.initial.shared_features import sharing_features
 from sfumato.training.pipeline import resume, train
 from sfumato.training.private_question import Question
 from sfumato.training.proposals import drawn
@@ -60,6 +61,7 @@ class Best:
     score: float | None
 
 
+@sharing_features()
 def tune_privately(
     question: Question,
     *,

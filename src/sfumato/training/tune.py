@@ -23,6 +23,7 @@ from sfumato.privacy.accounting.accountants import AccountantName, Step, epsilon
 from sfumato.recipe import Recipe, differences
 from sfumato.training import metrics, run_folder, setup
 from sfumato.training.initial import prior, start
+from sfumato.training.initial.shared_features import sharing_features
 from sfumato.training.pipeline import resume, train
 from sfumato.training.proposals import Choice, Range, Trial, corners, proposals
 from sfumato.training.pruning import Pruned, accuracies, check_pruner, pruning
@@ -77,6 +78,7 @@ def lighter(recipe: Recipe, examples: int, factor: int, *, before: tuple[Step, .
     return light.replace({"privacy.epsilon": 1.001 * spent})
 
 
+@sharing_features()
 def tune(
     recipe: Recipe,
     choices: Mapping[str, Choice],

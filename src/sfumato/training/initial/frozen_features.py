@@ -5,13 +5,14 @@ images must not change from step to step.
 
 The input of the trained end is then the same for an image in every step. It is computed for all
 images before the first step, and steps use it instead of the images; so does the evaluation of
-held-out images.
+held-out images. Runs that share features (`shared_features`) compute them once.
 
 *Guarantee:* Before any feature is stored, the outputs of the whole network pass the checks that
 come before a first batch, at the number of images that are run together, so that the features of an
 image depend on that image alone; and the end's output on them must be the network's output on the
-image. Gradients are taken of the end, which is checked before its own first batch; no gradient of
-the fixed layers is used.
+image. Features of an earlier run have passed these checks there, are of the same network and
+images, and are what the network makes of the first images now. Gradients are taken of the end,
+which is checked before its own first batch; no gradient of the fixed layers is used.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from sfumato.privacy.checks.engine_choice import refuse_mixing_outputs
 from sfumato.privacy.checks.spot_check import same_among_others
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.numerics.distance import distance
+from sfumato.training.initial.shared_features import shared_rows
 
 _MOST = 4 << 30
 """Most bytes that features may take."""
@@ -82,7 +84,7 @@ class Features:
         """Features and labels of held-out images, for evaluation."""
         self._model.eval()
         try:
-            return self._rows(store)
+            return self._shared(store)
         finally:
             self._model.train()
 
@@ -105,7 +107,19 @@ class Features:
     def _all(self) -> tuple[Tensor, Tensor]:
         with working("checking fixed layers"):
             refuse_mixing_outputs(Objective(self._model), *_images(self._store, 0))
-        return self._rows(self._store, check=True)
+        return self._shared(self._store, check=True)
+
+    def _shared(self, store: ImageStore, *, check: bool = False) -> tuple[Tensor, Tensor]:
+        """Inputs of the trained end for all images, computed now or in an earlier run."""
+
+        def same(known: tuple[Tensor, Tensor]) -> bool:
+            found = self._one_row_each(_images(store, 0)[0])
+            return torch.equal(found, known[0][: len(found)])
+
+        return shared_rows(
+            self._model, self.path, store,
+            same=same, compute=lambda: self._rows(store, check=check),
+        )  # fmt: skip
 
     def _rows(self, store: ImageStore, *, check: bool = False) -> tuple[Tensor, Tensor]:
         """Inputs of the trained end for all images, computed in batches of one size.
