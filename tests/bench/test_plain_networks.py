@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sfumato.bench import cases, contenders, plain_networks
+from sfumato.bench import cases, contenders, plain_networks, unusual_networks
 from sfumato.errors import UserError
 from sfumato.privacy.engines.objective import Objective
 from sfumato.privacy.engines.one_at_a_time import one_at_a_time
@@ -42,9 +42,28 @@ def test_gradients_are_those_of_one_example_at_a_time(name: str, views: int) -> 
     assert bool((norms + 1e-20 >= wanted.squared_norms() * (1 - 1e-12)).all())
 
 
+@pytest.mark.parametrize("name", unusual_networks.NAMES)
+@pytest.mark.parametrize("views", with_slow([1, 2], 2))
+def test_unusual_weights_have_the_gradients_of_one_example_at_a_time(name: str, views: int) -> None:
+    torch.manual_seed(0)
+    model = getattr(unusual_networks, name)(width=8).double()
+    x, y = torch.randn(3 * views, 3, 32, 32).double(), torch.tensor([1, 7, 7])
+    engine = Operators(Objective(model, views=views))
+    ours, wanted = engine.gradients(x, y), one_at_a_time(model, x, y, views=views)
+    assert not engine.program(x).opaque
+    for a, b in zip(ours.tensors, wanted.tensors, strict=True):
+        assert a is not None and b is not None
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-11)
+    norms = ours.squared_norms()
+    assert bool((norms + 1e-20 >= wanted.squared_norms() * (1 - 1e-12)).all())
+
+
 def test_every_network_is_a_case() -> None:
-    names = [case.model.partition(":")[2] for case in cases.foreign("cpu", "float32")]
-    assert tuple(names) == plain_networks.NAMES
+    found = cases.foreign("cpu", "float32")
+    names = [case.model.partition(":")[2] for case in found]
+    assert tuple(names) == plain_networks.NAMES + unusual_networks.NAMES
+    assert [case.suite for case in found].count("unusual") == len(unusual_networks.NAMES)
+    assert found[0].name == "plain:resnet18" and found[-1].name == "unusual:perceptron"
 
 
 def test_networks_of_timm_are_cases_on_a_gpu() -> None:

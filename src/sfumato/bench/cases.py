@@ -41,9 +41,10 @@ class Case:
         precision: `bfloat16` or `float32`.
         physical: Physical batches per update.
         examples: Training examples in the generated data set.
-        suite: `main`; `foreign` for networks from outside; `large` for an update of many physical
-            batches, measured for its memory; or the quantity that a scaling curve varies: `rows`,
-            `views` or `width`.
+        suite: `main`; `foreign` for networks from outside, and `unusual` for those of them whose
+            speed has no target beside training without privacy; `large` for an update of many
+            physical batches, measured for its memory; or the quantity that a scaling curve varies:
+            `rows`, `views` or `width`.
         options: The model's options.
         size: Side of the images; None for that of the model's own.
     """
@@ -112,7 +113,7 @@ class Case:
     @property
     def name(self) -> str:
         """The model's name in tables, with the size of images if it was chosen."""
-        short = self.model.replace("sfumato.bench.plain_networks", "plain")
+        short = self.model.replace("sfumato.bench.", "").replace("_networks:", ":")
         return f"{short}, {self.size} px" if self.size else short
 
     @property
@@ -257,14 +258,15 @@ def _foreign(device: str, precision: str) -> list[Case]:
             for name, options, size, rows in _OUTSIDE
             for k in (1, 8)
         ]  # fmt: skip
-    from sfumato.bench import plain_networks
+    from sfumato.bench import plain_networks, unusual_networks
 
     return [
         Case(
-            model=f"{plain_networks.__name__}:{name}", rows=32, physical=1, precision=precision,
-            suite="foreign",
+            model=f"{networks.__name__}:{name}", rows=32, physical=1, precision=precision,
+            suite=suite,
         )
-        for name in plain_networks.NAMES
+        for networks, suite in ((plain_networks, "foreign"), (unusual_networks, "unusual"))
+        for name in networks.NAMES
     ]  # fmt: skip
 
 

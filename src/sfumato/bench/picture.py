@@ -36,7 +36,7 @@ _LONG_NAME = 28
 
 def bars(record: Record, path: Path) -> bool:
     """Draw a panel per model and a group of bars per K; tell whether there was anything to draw."""
-    main = [m for m in record.measurements if m.case.suite in ("main", "foreign")]
+    main = [m for m in record.measurements if m.case.suite in ("main", "foreign", "unusual")]
     if not any(m.times for m in main):
         return False
     models = list(dict.fromkeys((m.case.name, m.case.precision) for m in main))

@@ -168,7 +168,7 @@ def _foreign(record: Record) -> Iterator[Verdict]:
     """The targets for networks from outside, each case by itself."""
     found: dict[str, dict[str, Measurement]] = {}
     for m in record.measurements:
-        if m.case.suite == "foreign":
+        if m.case.suite in ("foreign", "unusual"):
             found.setdefault(m.case.key, {})[m.contender] = m
     for every in found.values():
         case = next(iter(every.values())).case
@@ -179,8 +179,9 @@ def _foreign(record: Record) -> Iterator[Verdict]:
             for names in (NOT_PRIVATE, OPACUS)
         )
         title = f"{case.name}, K = {case.views}"
-        wanted = FOREIGN.get(case.views, 0.0) if record.cuda else FOREIGN_CPU
-        yield Verdict(f"{title}: views/s of not private", wanted, ratio(ours, plain))
+        if case.suite == "foreign":
+            wanted = FOREIGN.get(case.views, 0.0) if record.cuda else FOREIGN_CPU
+            yield Verdict(f"{title}: views/s of not private", wanted, ratio(ours, plain))
         if case.views == 1 and opacus is not None:
             name = CONTENDERS[opacus.contender]
             wanted = FOREIGN_OVER_OPACUS if record.cuda else 1.0
