@@ -170,8 +170,8 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-_AT_ONCE = {"cpu": 1 << 16}
-"""Numbers converted to float64 at once: on a CPU 512 KiB, which fit the caches of one core."""
+_AT_ONCE = {"cpu": 1 << 17}
+"""Numbers converted to float64 at once: on a CPU 1 MiB, which caches hold and threads can share."""
 
 _AT_ONCE_ELSEWHERE = 1 << 22
 

@@ -68,15 +68,11 @@ class Totals(Mapping[str, Tensor]):
     def add(self, names: Sequence[str], sums: Sequence[Tensor]) -> None:
         """Add the sums of a physical batch; nothing is added if this raises."""
         found = dict(zip(names, sums, strict=True))
-        more = [
-            torch.cat(
-                [_in_memory_order(found[n], part) for n, part in zip(v.names, v.parts, strict=True)]
-            )
-            for v in self._vectors
-        ]
+        more = [_alike([found[n] for n in v.names], v) for v in self._vectors]
         # Nothing may fail from here on: a retry would add the same sums again.
-        for vector, numbers in zip(self._vectors, more, strict=True):
-            vector.numbers += numbers
+        for totals, parts in more:
+            for total, part in zip(totals, parts, strict=True):
+                total += part
 
     def vector(self) -> Tensor:
         """All sums in one vector, those of each parameter in the order of its dimensions."""
@@ -111,6 +107,17 @@ def _vector(names: list[str], parameters: list[nn.Parameter], home: torch.device
     parts = torch.split(numbers, sizes)
     views = [shaped_like(part, p) for part, p in zip(parts, parameters, strict=True)]
     return _Vector(names, numbers, views)
+
+
+def _alike(sums: Sequence[Tensor], vector: _Vector) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Parts of a vector and sums that can be added to them: all at once where launches count."""
+    if vector.numbers.device.type != "cpu":
+        pairs = zip(sums, vector.parts, strict=True)
+        return [vector.numbers], [torch.cat([_in_memory_order(t, part) for t, part in pairs])]
+    own = [t.to(part.device) for t, part in zip(sums, vector.parts, strict=True)]
+    if any(t.shape != part.shape for t, part in zip(own, vector.parts, strict=True)):
+        raise RuntimeError("a sum has another shape than its parameter")
+    return vector.parts, own
 
 
 def _in_memory_order(t: Tensor, like: Tensor) -> Tensor:
