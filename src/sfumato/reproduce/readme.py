@@ -14,7 +14,7 @@ BEGIN = "<!-- sfumato reproduce --render: begin -->"
 END = "<!-- sfumato reproduce --render: end -->"
 
 SHOWN = {
-    "sfumato/fixed-layers-cifar10-eps1": "CIFAR-10, a linear layer on weights that have seen no "
+    "sfumato/two-networks-cifar10-eps1": "CIFAR-10, a linear layer on weights that have seen no "
     "photograph, on a CPU",
     "sfumato/leaves-cifar10-eps3": "CIFAR-10, the whole network from such weights",
     "sfumato/leaves-cifar10-eps8": "the same",
