@@ -69,10 +69,9 @@ class Totals(Mapping[str, Tensor]):
         """Add the sums of a physical batch; nothing is added if this raises."""
         found = dict(zip(names, sums, strict=True))
         more = [_alike([found[n] for n in v.names], v) for v in self._vectors]
-        # Nothing may fail from here on: a retry would add the same sums again.
-        for totals, parts in more:
-            for total, part in zip(totals, parts, strict=True):
-                total += part
+        totals, parts = ([t for pair in more for t in pair[k]] for k in (0, 1))
+        if totals:  # One call, which no interrupt divides: a retry would add the same sums again.
+            torch._foreach_add_(totals, parts)
 
     def vector(self) -> Tensor:
         """All sums in one vector, those of each parameter in the order of its dimensions."""
