@@ -95,9 +95,7 @@ def test_others_do_not(computed: list[int], model: dict, images: dict) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
 
 
-def test_code_that_looks_the_same_is_noticed(computed: list[int]) -> None:
-    """A network may compute something else with the same weights and the same description."""
-
+def test_settings_that_no_description_shows_are_noticed(computed: list[int]) -> None:
     class Turned(nn.Flatten):
         sign = 1.0
 
@@ -113,6 +111,24 @@ def test_code_that_looks_the_same_is_noticed(computed: list[int]) -> None:
     with sharing_features():
         first, second = gathered(turned(1.0), store()), gathered(turned(-1.0), store())
     assert len(computed) == 2 and torch.equal(second[0], -first[0])
+
+
+def test_classes_of_one_name_are_told_apart(computed: list[int]) -> None:
+    """They may differ on images that come after those that are compared."""
+
+    def squashed(limit: float) -> nn.Module:
+        class Squashed(nn.Flatten):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(x).clamp(max=limit)
+
+        model = network()
+        model.flatten = Squashed()
+        return model
+
+    with sharing_features():
+        for limit in (100.0, 99.0):  # No feature is as large.
+            gathered(squashed(limit), store())
+    assert len(computed) == 2
 
 
 def test_only_the_newest_network_is_kept(computed: list[int]) -> None:

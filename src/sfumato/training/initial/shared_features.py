@@ -89,6 +89,8 @@ def shared_rows(
 
 def _digest_of_network(model: nn.Module, path: str) -> str:
     digest = hashlib.sha256(f"{path} {model}".encode())
+    for module in model.modules():
+        digest.update(f"{id(type(module))}".encode())  # Classes of one name may differ.
     for name, t in model.state_dict(keep_vars=True).items():
         if not name.startswith(f"{path}."):
             digest.update(f"{name} {t.dtype} {t.device} {tuple(t.shape)}".encode())
