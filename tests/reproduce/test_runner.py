@@ -271,7 +271,7 @@ def test_the_best_setting_may_start_from_another_run(tmp_path: Path) -> None:
 
 def test_the_best_setting_may_start_from_the_best_run_of_another_row(tmp_path: Path) -> None:
     source, kept = row("source", best={"privacy.epsilon": 1.0}), {"start.same_data": True}
-    after = row("after", needs=source, changes=kept, best={}, best_after="best")
+    after = row("after", needs=source, changes=kept, best={}, best_needs_setting="best")
     plain = row("after", needs=source, changes=kept, best={})
     assert [after.start_setting(s) for s in ("published", "best")] == ["published", "best"]
     assert after.fingerprint("published") == plain.fingerprint("published")

@@ -45,7 +45,7 @@ class Row:
             changes nothing, has no such setting unless there is more.
         needs: The row whose run this one starts from.
         best_needs: The row that `best` starts from, if it is another.
-        best_after: The setting of the run that `best` starts from.
+        best_needs_setting: The setting of the run that `best` starts from.
         one_start: Whether every seed starts from that row's seed 0, instead of its own.
         answers: Rows of papers, by id, whose page mentions the result of this one.
         alias: Another name for the row.
@@ -63,7 +63,7 @@ class Row:
     best: Mapping[str, Any] = field(default_factory=lambda: PLD)
     needs: Row | None = None
     best_needs: Row | None = None
-    best_after: Setting = "published"
+    best_needs_setting: Setting = "published"
     one_start: bool = False
     answers: tuple[str, ...] = ()
     alias: str = ""
@@ -101,7 +101,7 @@ class Row:
 
     def start_setting(self, setting: Setting) -> Setting:
         """The setting of the run that this one starts from."""
-        return self.best_after if setting == "best" else "published"
+        return self.best_needs_setting if setting == "best" else "published"
 
     def start_changes(self) -> dict[str, Any]:
         """Settings that apply only together with the run that this one starts from."""

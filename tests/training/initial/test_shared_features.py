@@ -131,6 +131,23 @@ def test_classes_of_one_name_are_told_apart(computed: list[int]) -> None:
     assert len(computed) == 2
 
 
+def test_parametrised_networks_share(computed: list[int]) -> None:
+    """Each of their modules has a class that is made for it alone."""
+
+    def parametrised() -> nn.Module:
+        model = network()
+        nn.utils.parametrizations.weight_norm(model.conv)
+        return model.requires_grad_(False).train()
+
+    def only_head(model: nn.Module) -> nn.Module:
+        model.head.requires_grad_(True)
+        return model
+
+    with sharing_features():
+        first, second = (gathered(only_head(parametrised()), store()) for _ in range(2))
+    assert len(computed) == 1 and torch.equal(first[0], second[0])
+
+
 def test_only_the_newest_network_is_kept(computed: list[int]) -> None:
     with sharing_features():
         for seed in (0, 1, 0):

@@ -30,7 +30,7 @@ _NARROW_BYTES = 2
 SHARE = 2 / 3
 """Bytes of stored gradients for each byte that the backward pass stores anyway."""
 _PARAMETER_BYTES = 16
-"""Bytes of a step for each trained number: sum and noise in float32, the total in float64."""
+"""Bytes of a step for each trained number: sum and mean in float32, the total in float64."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def _transfer() -> list[Row]:
             if kind == "max-100":
                 start |= {"best_needs": wide, "best": head}
             if kind == "half-rand-50":
-                start |= {"best_after": "best", "best": narrow}
+                start |= {"best_needs_setting": "best", "best": narrow}
             rows.append(_row(where, recipe, mean, note, **start))
     return rows
 

@@ -13,11 +13,14 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from sfumato.data.store import ImageStore
 
 Rows = tuple[Tensor, Tensor]
 """Features and labels."""
+Network = tuple[str, tuple[type, ...]]
+"""The digest of a network, and the classes of its modules: classes of one name may differ."""
 
 _ROWS = 256
 """Images whose digest is computed at once."""
@@ -27,12 +30,12 @@ class _Shared:
     """Features of one network at a time, by the images, and whether they are for training."""
 
     def __init__(self) -> None:
-        self._network = ""
+        self._network: Network | None = None
         self._of_images: dict[tuple[bool, str], Rows] = {}
 
     def rows(
         self,
-        network: str,
+        network: Network,
         images: tuple[bool, str],
         same: Callable[[Rows], bool],
         compute: Callable[[], Rows],
@@ -84,18 +87,18 @@ def shared_rows(
     if shared is None:
         return compute()
     images = model.training, _digest_of_images(store)
-    return shared.rows(_digest_of_network(model, path), images, same, compute)
+    return shared.rows(_identity(model, path), images, same, compute)
 
 
-def _digest_of_network(model: nn.Module, path: str) -> str:
+def _identity(model: nn.Module, path: str) -> Network:
     digest = hashlib.sha256(f"{path} {model}".encode())
-    for module in model.modules():
-        digest.update(f"{id(type(module))}".encode())  # Classes of one name may differ.
     for name, t in model.state_dict(keep_vars=True).items():
         if not name.startswith(f"{path}."):
             digest.update(f"{name} {t.dtype} {t.device} {tuple(t.shape)}".encode())
             digest.update(_bytes(t))
-    return digest.hexdigest()
+    # A parametrised module has a class of its own, made for it alone.
+    classes = tuple(type_before_parametrizations(module) for module in model.modules())
+    return digest.hexdigest(), classes
 
 
 def _digest_of_images(store: ImageStore) -> str:
