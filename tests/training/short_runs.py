@@ -9,6 +9,7 @@ import numpy as np
 
 from sfumato import data
 from sfumato.recipe import Recipe
+from sfumato.training.pipeline import train
 
 
 def halves(folder: Path) -> None:
@@ -30,3 +31,11 @@ def recipe(place: Path, name: str, changes: dict[str, Any]) -> Recipe:
         "training.steps": 3,
     }
     return Recipe().replace(settings | changes)
+
+
+def halves_and_public_run(folder: Path) -> Path:
+    """The two halves, and a run without privacy on the first in `public`; the folder."""
+    halves(folder)
+    public = {"data.public": True, "privacy.enabled": False, "training.seed": 1}
+    train(recipe(folder, "open", public), out=folder / "public", device="cpu")
+    return folder

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from short_runs import halves, recipe
+from short_runs import halves_and_public_run, recipe
 from torch import Tensor, nn
 
 from sfumato.data import progress_bar as progress
@@ -33,11 +33,7 @@ PLAIN = Views(augment=Augment())
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two halves of the digits as files, and a public run on one."""
-    folder = tmp_path_factory.mktemp("features")
-    halves(folder)
-    public = {"data.public": True, "privacy.enabled": False, "training.seed": 1}
-    train(recipe(folder, "open", public), out=folder / "public", device="cpu")
-    return folder
+    return halves_and_public_run(tmp_path_factory.mktemp("features"))
 
 
 def store(channels: int = 2, examples: int = 300) -> ImageStore:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from short_runs import halves, recipe
+from short_runs import halves_and_public_run, recipe
 from torch import nn
 
 from sfumato.data.imageset import ImageSet
@@ -158,11 +158,7 @@ def test_only_the_newest_network_is_kept(computed: list[int]) -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two halves of the digits as files, and a public run on one."""
-    folder = tmp_path_factory.mktemp("shared")
-    halves(folder)
-    public = {"data.public": True, "privacy.enabled": False, "training.seed": 1}
-    train(recipe(folder, "open", public), out=folder / "public", device="cpu")
-    return folder
+    return halves_and_public_run(tmp_path_factory.mktemp("shared"))
 
 
 def test_runs_of_tune_are_those_of_runs_alone(place: Path, computed: list[int]) -> None:
