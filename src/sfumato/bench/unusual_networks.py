@@ -292,7 +292,7 @@ def graph(*, classes: int = 10, width: int = 32) -> nn.Module:
     return Graph(width, classes, 3)
 
 
-class Up(nn.Module):
+class UNet(nn.Module):
     """A small U-Net, whose maps are averaged in the end."""
 
     def __init__(self, width: int, classes: int) -> None:
@@ -319,7 +319,7 @@ class Up(nn.Module):
 
 def unet(*, classes: int = 10, width: int = 16) -> nn.Module:
     """A U-Net of three levels."""
-    return Up(width, classes)
+    return UNet(width, classes)
 
 
 def perceptron(*, classes: int = 10, width: int = 256) -> nn.Module:
